@@ -5,6 +5,7 @@ A plan travels to every rank as it is; nothing in it depends on which rank reads
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def _cpu_environment(preset: Preset) -> dict[str, str]:
 
 def _cuda_environment(preset: Preset) -> dict[str, str]:
     parallel = preset.parallel
-    env = {"NCCL_CUMEM_ENABLE": "0", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+    env: dict[str, str] = {}
     if parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1:
         # One hardware queue keeps a collective ahead of the GEMM it overlaps with (Megatron, before Blackwell).
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -126,7 +127,5 @@ def _cuda_environment(preset: Preset) -> dict[str, str]:
 
 def _loopback_interface() -> str:
     """Name of the loopback interface: ``lo`` on Linux, ``lo0`` on macOS."""
-    import socket
-
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "lo")
