@@ -169,7 +169,7 @@ class Loop:
         rollout_id = self.state.next_rollout
         training = stream == "train"
         per_prompt = preset.batch.n_samples_per_prompt if training else preset.evaluation.n_samples_per_prompt
-        prompts = list(source.batch(rollout_id, count))
+        prompts = list(source.batch(rollout_id if training else 0, count))
         repeated = [(group, prompt) for group, prompt in enumerate(prompts) for _ in range(per_prompt)]
         requests = []
         for index, (group, prompt) in enumerate(repeated):
