@@ -1,1 +1,1 @@
-"""Everything that happens after a preset has been accepted. Importing the package itself loads nothing heavy."""
+"""What runs on the ranks and in the driver. Importing this package alone loads nothing heavy."""
