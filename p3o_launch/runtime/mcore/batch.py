@@ -22,6 +22,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from p3o_launch.runtime.mcore.context_parallel import packed_zigzag_indices
 from p3o_launch.runtime.types import Sample
 
 
@@ -71,10 +72,11 @@ def forward_inputs(micro_batch: MicroBatch, cp_group: ProcessGroup | None) -> Fo
     group = micro_batch.cp_group if micro_batch.cp_group is not None else cp_group
     size = group.size() if group is not None else 1
     rank = group.rank() if group is not None else 0
-    index = cp_positions(micro_batch.tokens.shape[1], rank, size, micro_batch.bounds)
+    edges = micro_batch.bounds if micro_batch.bounds is not None else (0, micro_batch.tokens.shape[1])
+    index = packed_zigzag_indices(edges, rank, size, micro_batch.tokens.device) if size > 1 else None
 
     def split(tensor: Tensor) -> Tensor:
-        return tensor if size == 1 else tensor[:, index.to(tensor.device, non_blocking=True)]
+        return tensor if index is None else tensor.index_select(1, index)
 
     kwargs: dict[str, Any] = {
         "input_ids": split(micro_batch.tokens),
@@ -108,24 +110,6 @@ def _packed_params(micro_batch: MicroBatch) -> PackedSeqParams:
     if micro_batch.cp_group is not None:
         params.cp_group, params.local_cp_size = micro_batch.cp_group, micro_batch.cp_group.size()
     return params
-
-
-def cp_positions(length: int, rank: int, size: int, bounds: tuple[int, ...] | None = None) -> Tensor:
-    """Positions of a row of ``length`` tokens that context-parallel rank ``rank`` of ``size`` holds; [length / size].
-
-    Zig-zag: each segment is cut in 2 * size chunks, and a rank holds chunks ``rank`` and ``2 * size - 1 - rank``, which
-    evens out causal attention (Megatron's ``get_batch_on_this_cp_rank``). Segments must be multiples of 2 * size.
-    """
-    if size == 1:
-        return torch.arange(length)
-    parts = []
-    for start, end in pairwise(bounds if bounds is not None else (0, length)):
-        chunk, rest = divmod(end - start, 2 * size)
-        if rest:
-            raise ValueError(f"a segment of {end - start} tokens does not divide into 2 x {size} chunks")
-        for k in (rank, 2 * size - 1 - rank):
-            parts.append(torch.arange(start + k * chunk, start + (k + 1) * chunk))
-    return torch.cat(parts)
 
 
 def padded_length(sample: Sample, multiple: int) -> int:

@@ -27,13 +27,23 @@ from p3o_launch.runtime.mcore.batch import ForwardInputs, MicroBatch, forward_in
 from p3o_launch.runtime.mcore.cpu_backend import device_backend
 from p3o_launch.runtime.mcore.groups import ParallelGroups
 from p3o_launch.runtime.mcore.logprobs import token_entropy, token_log_probs
-from p3o_launch.runtime.objective import StepContext, ess_moments, p3o_token_terms, ppo_clip_loss, step_context
-from p3o_launch.runtime.replay import ReplayWindow, StatePair, replay_guard
+from p3o_launch.runtime.objective import StepContext, ess_moments, p3o_token_terms, ppo_clip_terms, step_context
+from p3o_launch.runtime.replay import ReplayWindow, RngState, replay_guard
 
 LossFunc = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 
-SUMS = ("loss", "score", "kl", "adaptive_kl", "cap_hits", "clip_hits", "entropy", "ess_tokens", "s1", "s2", "tokens")
-"""Token sums that a step reports; each is added over micro-batches and ranks, then divided by N."""
+MEANS = (
+    "loss",
+    "score_loss",
+    "behavior_kl_proxy",
+    "adaptive_kl_loss",
+    "cap_fraction",
+    "clip_fraction",
+    "entropy",
+    "ess",
+)
+"""What a step reports per token: token sums, added over micro-batches and ranks, divided by N."""
+SUMS = (*MEANS, "s1", "s2", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +87,13 @@ class PolicyStep:
         optimizer: Any,
         groups: ParallelGroups,
         objective: Objective,
-        device: torch.device,
-        rng_states: Sequence[StatePair] = (),
+        rng_states: Sequence[RngState] = (),
     ) -> None:
         self.chunks = chunks
         self.optimizer = optimizer
         self.groups = groups
         self.objective = objective
-        self.device = device
+        self.device = torch.device(groups.device)
         self.rng_states = tuple(rng_states)
         self.context: StepContext | None = None
         """Published for the training pass alone."""
@@ -109,7 +118,7 @@ class PolicyStep:
         finally:
             self.context = None
         started = time.perf_counter()
-        with device_backend(self.device):
+        with device_backend(self.groups.device):
             _, grad_norm, _ = self.optimizer.step()
         seconds["optimizer_s"] = time.perf_counter() - started
         return StepOutcome(context, self._means(sums, context), float(grad_norm), seconds)
@@ -118,12 +127,10 @@ class PolicyStep:
 
     def frozen_context(self, windows: Sequence[ReplayWindow[MicroBatch]], step: int) -> StepContext:
         """Statistics pass, one all-reduce over DP x CP, one broadcast over PP, one host check on every rank."""
-        with replay_guard(windows, self.rng_states):
+        with replay_guard(windows, *self.rng_states):
             local = self.stats_pass(windows)
-        total = local.clone()
-        if self.groups.is_last_stage:
-            sum_moments(total, self.groups.dp_cp)
-        broadcast_moments(total, self.groups.last_stage_global_rank, self.groups.pp)
+        total = sum_moments(local, self.groups.dp_cp) if self.groups.is_last_stage else local
+        total = broadcast_moments(total, self.groups.last_stage_global_rank, self.groups.pp)
         try:
             return step_context(total)
         except NonFiniteRatioError as error:
@@ -148,7 +155,7 @@ class PolicyStep:
         """Forward and backward of the whole step; gradients end up divided by the step's global token count N."""
         sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
         failed = torch.zeros(2, dtype=torch.bool, device=self.device)  # [the step must not happen, seen on this rank]
-        with device_backend(self.device):
+        with device_backend(self.groups.device):
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
@@ -175,31 +182,28 @@ class PolicyStep:
             clip_low=self.objective.clip_low,
             clip_high=self.objective.clip_high,
         )
-        token_loss = terms.score_loss + terms.adaptive_kl_loss
         valid = inputs.mask.sum()
         self._record(
             sums,
             logits,
             inputs,
-            loss=token_loss,
-            score=terms.score_loss,
-            kl=terms.behavior_kl,
-            adaptive_kl=terms.adaptive_kl_loss,
-            cap_hits=terms.cap_hits,
-            clip_hits=terms.clip_hits,
-            ess_tokens=context.ess * valid,
+            loss=terms.token_loss,
+            score_loss=terms.score_loss,
+            behavior_kl_proxy=terms.behavior_kl,
+            adaptive_kl_loss=terms.adaptive_kl_loss,
+            cap_fraction=terms.cap_hits,
+            clip_fraction=terms.clip_hits,
+            ess=context.ess * valid,
             s1=moments[0],
             s2=moments[1],
             tokens=moments[2],
         )
-        return token_loss.sum(), valid.int(), {}
+        return terms.token_loss.sum(), valid.int(), {}
 
     def _pooled_context(self, moments: Tensor, failed: Tensor) -> StepContext | None:
         """ESS of one micro-batch index, pooled over its DP x CP ranks (Algorithm 2). None when it is not finite."""
-        pooled = moments.clone()
-        sum_moments(pooled, self.groups.dp_cp)
         try:
-            return step_context(pooled)
+            return step_context(sum_moments(moments, self.groups.dp_cp))
         except NonFiniteRatioError:
             failed[0] = True
             failed[1] |= moments[3] > 0
@@ -212,23 +216,25 @@ class PolicyStep:
         log_probs = token_log_probs(logits, inputs.targets, self.groups.tp)
         moments = ess_moments(log_probs.detach(), inputs.behavior_log_probs, inputs.mask)
         failed |= moments[3] > 0
-        low, high = self.objective.eps_low, self.objective.eps_high
-        token_loss = ppo_clip_loss(
-            log_probs, inputs.behavior_log_probs, inputs.advantages, inputs.mask, eps_low=low, eps_high=high
+        terms = ppo_clip_terms(
+            log_probs,
+            inputs.behavior_log_probs,
+            inputs.advantages,
+            inputs.mask,
+            eps_low=self.objective.eps_low,
+            eps_high=self.objective.eps_high,
         )
-        ratio = (log_probs.detach() - inputs.behavior_log_probs).masked_fill(~inputs.mask, 0).exp()
-        outside = ((ratio < 1 - low) | (ratio > 1 + high)) & inputs.mask
         self._record(
             sums,
             logits,
             inputs,
-            loss=token_loss,
-            clip_hits=outside,
+            loss=terms.loss,
+            clip_fraction=terms.clip_hits,
             s1=moments[0],
             s2=moments[1],
             tokens=moments[2],
         )
-        return token_loss.sum(), inputs.mask.sum().int(), {}
+        return terms.loss.sum(), inputs.mask.sum().int(), {}
 
     @torch.no_grad()
     def _record(self, sums: Tensor, logits: Tensor, inputs: ForwardInputs, **terms: Tensor) -> None:
@@ -259,13 +265,13 @@ class PolicyStep:
             inputs = forward_inputs(next(window), self.groups.cp)
             return model(**inputs.model_kwargs), partial(loss, inputs)
 
-        rows, length = windows[0].items[0].tokens.shape
-        with device_backend(self.device):
+        rows, length = windows[0].peek().tokens.shape
+        with device_backend(self.groups.device):
             get_forward_backward_func()(
                 forward_step_func=forward_step,
                 data_iterator=list(windows) if len(self.chunks) > 1 else windows[0],
                 model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
-                num_microbatches=len(windows[0].items),
+                num_microbatches=len(windows[0]),
                 seq_length=length,
                 micro_batch_size=rows,
                 forward_only=forward_only,
@@ -307,13 +313,19 @@ class PolicyStep:
         return NonFiniteRatioError(text, step=step, ranks=ranks, hint=error.hint)
 
     def _means(self, sums: dict[str, float], context: StepContext | None) -> dict[str, float]:
-        """Per-token means, and the moments' ratio mean and standard deviation."""
+        """Per-token means, the ratio's mean and standard deviation, and how well the two passes agree."""
         n = max(sums["tokens"], 1.0)
-        means = {name: sums[name] / n for name in SUMS if name not in ("s1", "s2", "tokens")}
-        means["tokens"] = sums["tokens"]
-        means["ess"] = context.ess if context is not None else means.pop("ess_tokens")
+        means = {name: sums[name] / n for name in MEANS} | {"tokens": sums["tokens"]}
         means["ratio_mean"] = sums["s1"] / n
         means["ratio_std"] = math.sqrt(max(sums["s2"] / n - means["ratio_mean"] ** 2, 0.0))
+        if self.objective.estimator == "p3o" and context is None:
+            return means  # micro-batch scope: the token-weighted mean of the micro-batches' ESS
+        moments = torch.tensor([sums["s1"], sums["s2"], sums["tokens"], 0.0], dtype=torch.float64)
+        seen = step_context(moments).ess
+        means["ess"] = context.ess if context is not None else seen
+        if context is not None:
+            # What the training pass saw against what the statistics pass promised: 0 when the replay is exact.
+            means["replay_error"] = abs(seen - context.ess)
         return means
 
 
