@@ -11,6 +11,7 @@
     +-- RunError                      1   the run itself failed
     |   +-- NonFiniteRatioError       1   an importance ratio or a moment is not finite (carries step, rank)
     |   +-- RankDiedError             1   a rank's process ended (carries the rank)
+    |   +-- RankFailedError           1   a rank raised an error that is not one of these (carries rank and class)
     |   +-- CheckpointError           1   a checkpoint cannot be written or read
     +-- RunInterrupted              130   SIGINT, SIGTERM or SIGHUP
 
@@ -114,6 +115,15 @@ class RankDiedError(RunError):
     def __init__(self, message: str, *, rank: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.rank = rank
+
+
+class RankFailedError(RunError):
+    """A rank raised an error of another library, or of ours; ``cause`` is its class name."""
+
+    def __init__(self, message: str, *, rank: int, cause: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.rank = rank
+        self.cause = cause
 
 
 class CheckpointError(RunError):

@@ -1,0 +1,179 @@
+"""The Ray cluster of a run: one of its own on loopback, or an existing one.
+
+The local cluster is private: bound to 127.0.0.1, behind a random token, with its files in a directory of its own, and
+ended by process when it does not end when asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from p3o_launch.errors import RunError
+from p3o_launch.runtime.plan import RunPlan
+from p3o_launch.runtime.workers.processes import MARK_VARIABLE, children, end_processes, marked_processes
+
+OBJECT_STORE_BYTES = 256 * 2**20
+SHUTDOWN_S = 10.0
+KILL_GRACE_S = 3.0
+_TOKENS: dict[str, str] = {}
+
+_LOCAL_SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "false",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+@dataclass
+class Cluster:
+    """A connection to Ray. ``close`` ends a local cluster with all its processes; it may be called twice."""
+
+    address: str
+    local: bool
+    mark: str = ""
+    temp_dir: Path | None = None
+    _tracked: list[psutil.Process] = field(default_factory=list, repr=False)
+    _closed: bool = field(default=False, repr=False)
+
+    @classmethod
+    def start(cls, plan: RunPlan) -> Cluster:
+        """Connect to ``cluster.ray_address``, or start a cluster for the ranks of ``plan`` on this machine.
+
+        Raises RunError when Ray does not come up.
+        """
+        address = plan.preset.cluster.ray_address
+        return cls.connect(address, plan) if address else cls.start_local(plan)
+
+    @classmethod
+    def connect(cls, address: str, plan: RunPlan) -> Cluster:
+        """Join an existing cluster as a driver. Its token, if any, comes from the user's environment."""
+        import ray
+
+        runtime_env = dict(plan.preset.cluster.runtime_env)
+        with _as_run_error(f"cannot connect to the Ray cluster at {address}"):
+            ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, configure_logging=False)
+        return cls(address=address, local=False)
+
+    @classmethod
+    def start_local(cls, plan: RunPlan) -> Cluster:
+        """Start Ray on loopback with one logical CPU per rank and, on CUDA, this machine's GPUs."""
+        mark = secrets.token_hex(16)
+        # Ray's sockets live below this directory, and a socket path may have 107 bytes: keep it short.
+        temp_dir = Path(tempfile.mkdtemp(prefix="p3o-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        cluster = cls(address="local", local=True, mark=mark, temp_dir=temp_dir)
+        os.environ.update(_local_environment(mark))
+        import ray
+
+        try:
+            with _as_run_error("the local Ray cluster did not start"):
+                ray.init(
+                    address="local",
+                    num_cpus=plan.world_size,
+                    num_gpus=plan.ranks_per_node if plan.device == "cuda" else 0,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(temp_dir),
+                )
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+
+    @property
+    def job_id(self) -> str:
+        """Ray's id of this driver."""
+        import ray
+
+        return str(ray.get_runtime_context().get_job_id())
+
+    def track(self, pids: Iterable[int]) -> None:
+        """Remember processes of this machine's actors: they rename themselves, which hides their mark."""
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                self._tracked.append(psutil.Process(pid))
+
+    def close(self) -> None:
+        """Disconnect; for a local cluster, also end every process of it and remove its files. Bounded in time."""
+        if self._closed:
+            return
+        self._closed = True
+        self._collect()
+        _shutdown_ray(SHUTDOWN_S)
+        self.kill()
+
+    def kill(self, grace_s: float = KILL_GRACE_S) -> None:
+        """End the local cluster's processes without asking Ray, then remove its files."""
+        if not self.local:
+            return
+        self._collect()
+        end_processes(self._tracked, grace_s)
+        if self.temp_dir is not None:
+            shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+
+    def _collect(self) -> None:
+        """Track whatever belongs to the local cluster now."""
+        if self.local:
+            found = marked_processes(self.mark) + [process for process in children() if _is_ray(process)]
+            self._tracked = list({process.pid: process for process in self._tracked + found}.values())
+
+
+def _local_environment(mark: str) -> dict[str, str]:
+    """Variables Ray reads when it is imported or when it starts processes."""
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise RunError("ray was imported before the run could set its access token", hint="start the run first")
+    # One token per process: Ray caches the first it sees. A user's own token is for the user's cluster, not for ours.
+    token = _TOKENS.setdefault("local", secrets.token_hex(32))
+    return _LOCAL_SETTINGS | {MARK_VARIABLE: mark, "RAY_AUTH_TOKEN": token} | _no_proxy(os.environ)
+
+
+def _no_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """Loopback must not go through a proxy; both spellings, because readers differ."""
+    if not any(environ.get(name) for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")):
+        return {}
+    present = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = [host for host in present.split(",") if host]
+    hosts += [host for host in ("127.0.0.1", "localhost") if host not in hosts]
+    return {"no_proxy": ",".join(hosts), "NO_PROXY": ",".join(hosts)}
+
+
+def _is_ray(process: psutil.Process) -> bool:
+    """Ray's processes rename themselves to ``ray::...`` or run a file of the package."""
+    try:
+        return any(part.startswith("ray::") or "/ray/" in part for part in process.cmdline()[:3])
+    except psutil.Error:
+        return False
+
+
+def _shutdown_ray(timeout_s: float) -> None:
+    """``ray.shutdown`` in a thread of its own, because it can hang on a cluster that has died."""
+    import ray
+
+    thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+
+
+@contextlib.contextmanager
+def _as_run_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ConnectionError, ValueError, AssertionError, OSError) as error:
+        reason = str(error).strip().splitlines()
+        raise RunError(f"{what}: {reason[0] if reason else type(error).__name__}") from error
