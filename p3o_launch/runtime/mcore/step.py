@@ -28,7 +28,7 @@ from p3o_launch.runtime.mcore.cpu_backend import device_backend
 from p3o_launch.runtime.mcore.groups import ParallelGroups
 from p3o_launch.runtime.mcore.logprobs import token_entropy, token_log_probs
 from p3o_launch.runtime.objective import StepContext, ess_moments, p3o_token_terms, ppo_clip_terms, step_context
-from p3o_launch.runtime.replay import ReplayWindow, RngState, replay_guard
+from p3o_launch.runtime.replay import ReplayWindow, StatePair, replay_guard
 
 LossFunc = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 
@@ -87,7 +87,7 @@ class PolicyStep:
         optimizer: Any,
         groups: ParallelGroups,
         objective: Objective,
-        rng_states: Sequence[RngState] = (),
+        rng_states: Sequence[StatePair] = (),
     ) -> None:
         self.chunks = chunks
         self.optimizer = optimizer
@@ -127,10 +127,12 @@ class PolicyStep:
 
     def frozen_context(self, windows: Sequence[ReplayWindow[MicroBatch]], step: int) -> StepContext:
         """Statistics pass, one all-reduce over DP x CP, one broadcast over PP, one host check on every rank."""
-        with replay_guard(windows, *self.rng_states):
+        with replay_guard(windows, self.rng_states):
             local = self.stats_pass(windows)
-        total = sum_moments(local, self.groups.dp_cp) if self.groups.is_last_stage else local
-        total = broadcast_moments(total, self.groups.last_stage_global_rank, self.groups.pp)
+        total = local.clone()
+        if self.groups.is_last_stage:
+            sum_moments(total, self.groups.dp_cp)
+        broadcast_moments(total, self.groups.last_stage_global_rank, self.groups.pp)
         try:
             return step_context(total)
         except NonFiniteRatioError as error:
@@ -203,7 +205,7 @@ class PolicyStep:
     def _pooled_context(self, moments: Tensor, failed: Tensor) -> StepContext | None:
         """ESS of one micro-batch index, pooled over its DP x CP ranks (Algorithm 2). None when it is not finite."""
         try:
-            return step_context(sum_moments(moments, self.groups.dp_cp))
+            return step_context(sum_moments(moments.clone(), self.groups.dp_cp))
         except NonFiniteRatioError:
             failed[0] = True
             failed[1] |= moments[3] > 0
