@@ -39,6 +39,7 @@ def transformer_config(model: Model, parallel: Parallel, precision: Precision, d
         | _parallelism(model, parallel, params_dtype(precision))
         | _numbers(model, precision, device)
         | _recompute(parallel)
+        | _cuda_graphs(parallel, device)
     )
     if model.num_experts is not None:
         arguments |= _mixture_of_experts(model, precision)
@@ -93,6 +94,8 @@ def _parallelism(model: Model, parallel: Parallel, dtype: torch.dtype) -> dict[s
         "pipeline_dtype": dtype,
         # Micro-batches of one step differ in length: the stages tell each other the shape.
         "variable_seq_lengths": pp > 1,
+        # Also for dense models: Megatron refuses the default dispatcher together with variable lengths.
+        "moe_token_dispatcher_type": "alltoall",
         "batch_p2p_comm": True,
         "overlap_p2p_comm": False,
         "deallocate_pipeline_outputs": True,
@@ -135,6 +138,12 @@ def _recompute(parallel: Parallel) -> dict[str, Any]:
     }
 
 
+def _cuda_graphs(parallel: Parallel, device: str) -> dict[str, Any]:
+    if parallel.cuda_graph_scope == "none" or device == "cpu":
+        return {"cuda_graph_scope": []}
+    return {"cuda_graph_impl": "local", "cuda_graph_scope": [parallel.cuda_graph_scope]}
+
+
 def _mixture_of_experts(model: Model, precision: Precision) -> dict[str, Any]:
     exact = params_dtype(precision) is torch.float64
     return {
@@ -147,6 +156,5 @@ def _mixture_of_experts(model: Model, precision: Precision) -> dict[str, Any]:
         "moe_input_jitter_eps": model.moe_input_jitter_eps,
         "moe_router_force_load_balancing": model.moe_router_force_load_balancing,
         "moe_router_dtype": "fp64" if exact else "fp32",
-        "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,
     }

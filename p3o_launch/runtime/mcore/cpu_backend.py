@@ -158,6 +158,7 @@ def install() -> None:
     done.replace(random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state))
     done.replace(random, "_CUDA_RNG_STATE_TRACKER", _cpu_tracker_class()())
     done.replace(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True)
+    done.replace(quiet_import("megatron.core.optimizer.clip_grads"), "l2_norm_impl", _l2_norm)
     _INSTALLED = done
 
 
@@ -169,6 +170,14 @@ def uninstall() -> None:
     for owner, name, value in reversed(_INSTALLED.undo):
         setattr(owner, name, value)
     _INSTALLED = None
+
+
+def _l2_norm(
+    _chunk: int, _overflow: object, tensor_lists: Sequence[Sequence[torch.Tensor]], *_: object
+) -> tuple[torch.Tensor, None]:
+    """Norm of all tensors together, shape [1]. Megatron's fallback rounds it to float32 whatever the gradients are."""
+    norms = [torch.linalg.vector_norm(tensor) for tensors in tensor_lists for tensor in tensors]
+    return torch.linalg.vector_norm(torch.stack(norms)).reshape(1), None
 
 
 def _cpu_tracker_class() -> type:
