@@ -11,6 +11,7 @@ never accepted for text fields.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -18,15 +19,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 
-_FLOAT_TEXT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_FLOAT_TEXT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_FLOAT32_MAX = 3.4028235e38
 
 
 def _number_from_text(value: object) -> object:
-    """``"1e-5"`` -> 1e-5: YAML 1.1 wants a dot and a signed exponent, people and Megatron do not."""
-    if isinstance(value, str) and _FLOAT_TEXT.fullmatch(value):
-        return float(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    """``"1e-5"`` -> 1e-5: YAML 1.1 wants a dot and a signed exponent, people and Megatron do not.
+
+    A number beyond float32 becomes infinite here already, as it would on its way into the trainer.
+    """
+    if isinstance(value, str) and len(value) <= 64 and _FLOAT_TEXT.fullmatch(value):
+        value = float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return math.copysign(math.inf, value) if abs(value) > _FLOAT32_MAX else float(value)
     return value
 
 

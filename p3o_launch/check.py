@@ -1,0 +1,302 @@
+"""Load -> schema errors -> guards -> every finding, sorted. The one function the commands and the tests call.
+
+A fault is reported once: what depends on a field that is broken, missing or misspelt is held back until it is mended.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from p3o_launch.diagnostics import Finding, LocatedFinding, Position, Severity
+from p3o_launch.guards import GuardContext, Rule, all_guards
+from p3o_launch.loading import ChainFile, Flat, Loaded, flatten, load, merge, parse_overrides
+from p3o_launch.nodes import Entry, Node, parse, shown_key, trap
+from p3o_launch.presets import nearest
+from p3o_launch.rules_file import file_finding
+from p3o_launch.schema import Preset
+from p3o_launch.shape import Path, ShapeFault, known_path, placeholder, shape_faults, suggest
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+__all__ = ["CheckResult", "Suppressed", "check_file", "check_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Suppressed:
+    """A finding the preset asks to ignore, with its reason."""
+
+    finding: LocatedFinding
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What is known about one preset.
+
+    ``preset`` is None when the shape is broken (or the file is a ``partial`` one); a preset may still have errors from
+    guards, so ask ``has_errors`` before a launch. ``resolved``: plain data after inheritance, without defaults.
+    ``values`` and ``keys``: place of each value and key by path. ``choices``: the profile and recipe in effect.
+    ``crashes``: tracebacks of guards that raised (P3O901).
+    """
+
+    source: str
+    preset: Preset | None
+    findings: tuple[LocatedFinding, ...]
+    suppressed: tuple[Suppressed, ...] = ()
+    resolved: dict[str, Any] = field(default_factory=dict)
+    values: dict[Path, Position] = field(default_factory=dict)
+    keys: dict[Path, Position] = field(default_factory=dict)
+    chain: tuple[ChainFile, ...] = ()
+    choices: dict[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    partial: bool = False
+    crashes: tuple[str, ...] = ()
+
+    def count(self, severity: Severity) -> int:
+        """Findings of one severity."""
+        return sum(finding.severity is severity for finding in self.findings)
+
+    @property
+    def has_errors(self) -> bool:
+        """True when the launch must be refused."""
+        return self.count(Severity.ERROR) > 0
+
+    @property
+    def crashed(self) -> bool:
+        """True when a guard raised."""
+        return bool(self.crashes)
+
+
+def check_file(
+    path: str, *, overrides: Sequence[str] = (), profile: str | None = None, recipe: str | None = None
+) -> CheckResult:
+    """Every finding of the preset file ``path``. Raises UsageError only for a ``--set`` without ``=``."""
+    return _check(path, load(path, overrides=overrides, profile=profile, recipe=recipe), overrides)
+
+
+def check_text(
+    text: str,
+    *,
+    file: str = "preset.yaml",
+    overrides: Sequence[str] = (),
+    profile: str | None = None,
+    recipe: str | None = None,
+) -> CheckResult:
+    """Like ``check_file`` for a text that is shown as ``file``; ``extends`` is relative to that name."""
+    return _check(file, load(file, text=text, overrides=overrides, profile=profile, recipe=recipe), overrides)
+
+
+def _check(source: str, loaded: Loaded, overrides: Sequence[str]) -> CheckResult:
+    findings = loaded.findings
+    if loaded.root is None:
+        return CheckResult(source, None, _sorted(findings), chain=tuple(loaded.chain), choices=loaded.choices)
+    root = _override(loaded.root, overrides, findings)
+    flat = flatten(root)
+    outcome = _Shape(flat, loaded.partial)
+    findings += outcome.findings
+    suppressed: list[Suppressed] = []
+    crashes: list[str] = []
+    rules = all_guards()
+    if outcome.readable is not None and not loaded.partial:
+        located, crashes = _run_guards(rules, outcome.readable, flat, outcome.failed)
+        findings += located
+    findings, suppressed = _suppress(rules, findings, flat, outcome.failed)
+    return CheckResult(
+        source,
+        outcome.preset,
+        _sorted(findings),
+        tuple(suppressed),
+        flat.data,
+        flat.values,
+        flat.keys,
+        tuple(loaded.chain),
+        loaded.choices,
+        tuple(overrides),
+        loaded.partial,
+        tuple(crashes),
+    )
+
+
+def _sorted(findings: list[LocatedFinding]) -> tuple[LocatedFinding, ...]:
+    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: finding.sort_key))
+
+
+def _override(root: Node, overrides: Sequence[str], findings: list[LocatedFinding]) -> Node:
+    """Lay ``--set`` values on the tree; a path that does not exist is a finding and changes nothing."""
+    for dotted, text, place in parse_overrides(overrides):
+        if dotted in ("profile", "recipe"):
+            continue
+        path = known_path(dotted)
+        if path is None:
+            close = suggest(tuple(dotted.split(".")))
+            hint = f"did you mean {'.'.join(close)}?" if close else None
+            start = Position(place.file, place.line, 1, place.origin)
+            findings.append(file_finding("P3O009", start, f"there is no setting {shown_key(dotted)}", hint))
+            continue
+        tree, problems = parse(text, place.file, place.origin, place.line, place.column)
+        findings += problems
+        if tree is None and problems:
+            continue
+        node = tree or Node(place, None)
+        for key in reversed(path):
+            node = Node(place, {key: Entry(place, node)})
+        root = merge(root, node)
+    return root
+
+
+class _Shape:
+    """The schema's verdict: findings, the preset, and one that guards can read around what failed."""
+
+    def __init__(self, flat: Flat, partial: bool) -> None:
+        self.flat = flat
+        self.findings: list[LocatedFinding] = []
+        self.failed: set[Path] = {path[:2] for path in flat.broken}
+        self.preset, errors = _validate(flat.data)
+        faults = [fault for fault in shape_faults(errors, flat.data, flat.raw, partial) if not self.known(fault.path)]
+        for fault in faults:
+            self.findings.append(self.locate(fault))
+            self.failed.update(path[:2] for path in (fault.path, fault.meant, *fault.others) if path)
+        self.findings += self.traps()
+        self.readable: Any = self.preset
+        if self.failed:
+            self.preset = None
+            self.readable = None if partial else _readable(flat.data, self.failed)
+
+    def known(self, path: Path) -> bool:
+        """Reported already, by the loader."""
+        return any(path[: len(bad)] == bad for bad in self.flat.broken)
+
+    def locate(self, fault: ShapeFault) -> LocatedFinding:
+        position = place(self.flat, fault.path, fault.at_key)
+        return file_finding(fault.code, position, fault.message, fault.hint, ".".join(fault.path))
+
+    def traps(self) -> Iterator[LocatedFinding]:
+        """Numbers that do not mean what they look like, where nothing else is wrong with them."""
+        for path, raw in self.flat.raw.items():
+            meaning = trap(raw)
+            if meaning and path[:2] not in self.failed:
+                self.failed.add(path[:2])
+                message = f"{'.'.join(path)}: {meaning}"
+                hint = f"write {self.value(path)}, or quote it if it is text"
+                yield file_finding("P3O007", self.flat.values[path], message, hint, ".".join(path))
+
+    def value(self, path: Path) -> Any:
+        data = self.flat.data
+        for key in path:
+            data = data[int(key)] if isinstance(data, list) else data[key]
+        return data
+
+
+def _validate(data: dict[str, Any]) -> tuple[Preset | None, list[ErrorDetails]]:
+    from pydantic import ValidationError
+
+    try:
+        return Preset.model_validate(data), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False, include_context=True, include_input=True)
+
+
+def _readable(data: dict[str, Any], failed: set[Path]) -> Any:
+    """A preset whose failed fields raise when read, or None when none can be built."""
+    kept: dict[str, Any] = {}
+    for name, value in data.items():
+        if (name,) in failed:
+            continue
+        group = isinstance(value, dict)
+        kept[name] = {k: v for k, v in value.items() if (name, k) not in failed} if group else value
+    whole = placeholder(kept)
+    preset, _ = _validate(whole)
+    return _Watched(preset, failed) if preset is not None else None
+
+
+class _Unreadable(Exception):
+    """A guard asked for a field that is broken; what it would say is not known."""
+
+
+class _Watched:
+    """Stands for a preset, or one of its groups, while some fields below it are broken."""
+
+    def __init__(self, model: Any, failed: set[Path]) -> None:
+        self._model, self._failed = model, failed
+
+    def __getattr__(self, name: str) -> Any:
+        if (name,) in self._failed or name not in type(self._model).model_fields:
+            raise _Unreadable(name)
+        below = {path[1:] for path in self._failed if len(path) > 1 and path[0] == name}
+        value = getattr(self._model, name)
+        return _Watched(value, below) if below else value
+
+
+def _run_guards(
+    rules: dict[str, Rule], preset: Any, flat: Flat, failed: set[Path]
+) -> tuple[list[LocatedFinding], list[str]]:
+    context = GuardContext(cast(Preset, preset))
+    located: list[LocatedFinding] = []
+    crashes: list[str] = []
+    for rule in rules.values():
+        if rule.body is None:
+            continue
+        try:
+            found = list(rule.body(context))
+        except _Unreadable:
+            continue
+        except Exception:  # any bug in a rule must show, and must not hide the other rules
+            crashes.append(traceback.format_exc())
+            message = f"the rule {rule.code} failed: {crashes[-1].strip().splitlines()[-1]}"
+            located.append(file_finding("P3O901", place(flat, ()), message, "this is a bug of p3o-launch"))
+            continue
+        located += [_located(rule, finding, flat) for finding in found if not _touches(finding, failed)]
+    return located, crashes
+
+
+def _touches(finding: Finding, failed: set[Path]) -> bool:
+    paths = [tuple(path.split(".")) for path in (finding.path, *finding.related)]
+    return any(path[: len(bad)] == bad for path in paths for bad in failed)
+
+
+def _located(rule: Rule, finding: Finding, flat: Flat) -> LocatedFinding:
+    path = known_path(finding.path) or tuple(finding.path.split(".")) if finding.path else ()
+    position = place(flat, path, finding.key)
+    return LocatedFinding(position, rule.severity, rule.code, rule.name, finding.message, finding.hint, finding.path)
+
+
+def place(flat: Flat, path: Path, at_key: bool = False) -> Position:
+    """Where ``path`` is written; for an absent one the key of its nearest present ancestor, else the whole file."""
+    if path in flat.values and path:
+        return flat.keys[path] if at_key and path in flat.keys else flat.values[path]
+    for length in range(len(path) - 1, 0, -1):
+        if path[:length] in flat.keys:
+            return flat.keys[path[:length]]
+    return flat.values[()]
+
+
+def _suppress(
+    rules: dict[str, Rule], findings: list[LocatedFinding], flat: Flat, failed: set[Path]
+) -> tuple[list[LocatedFinding], list[Suppressed]]:
+    """Apply ``ignore``; an entry that may not be, or that names no rule, is a finding itself."""
+    wishes = flat.data.get("ignore")
+    if not isinstance(wishes, dict) or ("ignore",) in failed:
+        return findings, []
+    reasons = {code: reason for code, reason in wishes.items() if ("ignore", code) not in failed}
+    extra: list[LocatedFinding] = []
+    for code in list(reasons):
+        rule = rules.get(code)
+        if rule is not None and (rule.ignorable or rule.severity is not Severity.ERROR):
+            continue
+        del reasons[code]
+        position = flat.keys[("ignore", code)]
+        if rule is None:
+            named = nearest(code, [known.name for known in rules.values()])
+            meant = next((known.code for known in rules.values() if known.name == named), None)
+            hint = f"did you mean {meant}?" if meant else "`p3o-launch explain --list` shows every code"
+            message = f"there is no rule {shown_key(code)}"
+        else:
+            message, hint = f"{code} ({rule.name}) cannot be ignored", rule.fix
+        extra.append(file_finding("P3O013", position, message, hint, f"ignore.{shown_key(code)}"))
+    kept = [finding for finding in findings if finding.code not in reasons]
+    silenced = [Suppressed(finding, str(reasons[finding.code])) for finding in findings if finding.code in reasons]
+    return kept + extra, silenced

@@ -1,0 +1,280 @@
+"""pydantic's errors about a preset -> faults in the user's words: one fault each, with the nearest legal value.
+
+Also the schema's paths: which exist, which is meant by a misspelt one, and a complete placeholder that lets guards read
+the healthy part of a broken preset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from p3o_launch.nodes import shown, shown_key, trap
+from p3o_launch.presets import nearest
+from p3o_launch.schema import SCHEMA_VERSION, Group, Preset
+
+Path = tuple[str, ...]
+
+_MAX_SUGGESTIONS = 50
+_SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class ShapeFault:
+    """One fault of shape. ``meant``: what a misspelt or misplaced key stands for. ``others``: paths that share it."""
+
+    code: str
+    path: Path
+    message: str
+    hint: str | None = None
+    at_key: bool = False
+    meant: Path | None = None
+    others: tuple[Path, ...] = ()
+
+
+@cache
+def groups() -> dict[str, type[Group] | None]:
+    """Top-level names of a preset; the group behind each, None for a plain field."""
+    found: dict[str, type[Group] | None] = {}
+    for name, info in Preset.model_fields.items():
+        kind = info.annotation
+        found[name] = kind if isinstance(kind, type) and issubclass(kind, Group) else None
+    return found
+
+
+@cache
+def _homes() -> dict[str, list[Path]]:
+    """Field name -> every path with that name."""
+    homes: dict[str, list[Path]] = {}
+    for group, kind in groups().items():
+        for name in kind.model_fields if kind else ():
+            homes.setdefault(name, []).append((group, name))
+    return homes
+
+
+def _is_mapping(group: str, name: str | None) -> bool:
+    """True for a free-form mapping such as ``cluster.env`` or ``ignore``."""
+    kind = groups().get(group)
+    info = Preset.model_fields[group] if name is None else kind.model_fields[name] if kind else None
+    return info is not None and "dict" in str(info.annotation)
+
+
+def known_path(dotted: str) -> Path | None:
+    """``"cluster.env.A.B"`` -> ``("cluster", "env", "A.B")``; None for a path the schema does not have."""
+    head, _, rest = dotted.partition(".")
+    if head not in groups():
+        return None
+    kind = groups()[head]
+    if not rest:
+        return (head,)
+    if kind is None:
+        return (head, rest) if _is_mapping(head, None) else None
+    name, _, below = rest.partition(".")
+    if name not in kind.model_fields:
+        return None
+    if not below:
+        return (head, name)
+    if not _is_mapping(head, name):
+        return None
+    nested = name in ("extra", "runtime_env")
+    return (head, name, *(below.split(".") if nested else [below]))
+
+
+def suggest(path: Path, value: Any = None) -> Path | None:
+    """The path that an unknown one most likely means; the keys inside a mapping tell which group it was to be."""
+    name = path[-1]
+    homes = _homes()
+    if len(path) == 1 and isinstance(value, dict):
+        votes = [home[0] for key in value for home in homes.get(key, ())]
+        if votes:
+            return (max(votes, key=votes.count),)
+    if len(path) == 1:
+        if name in homes:
+            return homes[name][0]
+        close = nearest(name, [*groups(), "extends", "profile", "recipe", *homes])
+        return None if close is None else homes[close][0] if close in homes and close not in groups() else (close,)
+    kind = groups().get(path[0])
+    if kind is None:
+        group = nearest(path[0], [known for known, shape in groups().items() if shape])
+        inside = groups().get(group) if group else None
+        if group and inside and path[1] in inside.model_fields:
+            return (group, path[1])
+    elif path[1] not in homes and (close := nearest(path[1], list(kind.model_fields))):
+        return (path[0], close)
+    if path[1] in homes:
+        return homes[path[1]][0]
+    close = nearest(path[1], list(homes))
+    return homes[close][0] if close else None
+
+
+def shape_faults(
+    errors: Sequence[Mapping[str, Any]], data: Any, raw: Mapping[Path, str], partial: bool
+) -> list[ShapeFault]:
+    """Faults of one validation. ``raw``: unquoted text by path. ``partial``: missing keys are not faults."""
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    faults = [_unknown(_path(error), error["input"], index < _MAX_SUGGESTIONS) for index, error in enumerate(unknown)]
+    meant = {fault.meant for fault in faults}
+    meant |= {path[:1] for path in meant if path}
+    missing: dict[Path, list[str]] = {}
+    for error in errors:
+        path = _path(error)
+        if error["type"] == "extra_forbidden":
+            continue
+        if error["type"] == "missing":
+            if not partial and path not in meant:
+                missing.setdefault(path[:-1], []).append(path[-1])
+        elif path[:1] == ("schema_version",):
+            faults.append(_version(error["input"]))
+        else:
+            faults.append(_wrong(error, path, raw.get(path)))
+    return faults + [_missing(parent, names) for parent, names in missing.items()]
+
+
+def _path(error: Mapping[str, Any]) -> Path:
+    return tuple(str(part) for part in error["loc"] if part != "[key]")
+
+
+def _unknown(path: Path, value: Any, look: bool) -> ShapeFault:
+    dotted = ".".join(shown_key(key) for key in path)
+    meant = suggest(path, value) if look else None
+    message = f"there is no setting {dotted}"
+    if meant is None:
+        return ShapeFault("P3O006", path, message, None, at_key=True)
+    where = ".".join(meant)
+    if meant[-1] == path[-1] and len(meant) > 1:
+        hint = f"{path[-1]} belongs under {meant[0]}: write {where}"
+    else:
+        hint = f"did you mean {where}?"
+    return ShapeFault("P3O006", path, message, hint, at_key=True, meant=meant)
+
+
+def _version(value: Any) -> ShapeFault:
+    message = f"schema_version is {shown(value)}; this p3o-launch reads version {SCHEMA_VERSION}"
+    return ShapeFault("P3O010", ("schema_version",), message, f"write schema_version: {SCHEMA_VERSION}")
+
+
+def _missing(parent: Path, names: list[str]) -> ShapeFault:
+    """All keys that one group lacks, in one finding: an absent parent file is one fault, not ten."""
+    if names == ["schema_version"]:
+        message, hint = "schema_version is missing", f"write schema_version: {SCHEMA_VERSION}"
+        return ShapeFault("P3O010", ("schema_version",), message, hint)
+    paths = [".".join((*parent, name)) for name in names]
+    listed = paths[0] if len(paths) == 1 else ", ".join(paths[:-1]) + " and " + paths[-1]
+    message = f"{listed} {'is' if len(paths) == 1 else 'are'} missing"
+    hint = "add it, or extend a preset that has it, such as `extends: on_policy`"
+    return ShapeFault("P3O012", (*parent, names[0]), message, hint, others=tuple((*parent, name) for name in names))
+
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "model_type": "a group of settings",
+    "model_attributes_type": "a group of settings",
+    "dict_type": "a mapping",
+    "finite_number": "a finite number",
+    "string_too_short": "a text that is not empty",
+    "string_pattern_mismatch": "1 to 64 letters, digits, dots, dashes or underscores, the first a letter or a digit",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "above"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def _wrong(error: Mapping[str, Any], path: Path, raw: str | None) -> ShapeFault:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    hint: str | None = None
+    if kind == "literal_error":
+        options = re.findall(r"'([^']*)'", context["expected"])
+        wanted = "one of " + ", ".join(options) if len(options) > 1 else " ".join(options)
+        close = nearest(value, options) if isinstance(value, str) else None
+        hint = f"did you mean {close}?" if close else None
+    elif kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        wanted = f"{words} {context[bound]:g}"
+    else:
+        wanted = _WANTED.get(kind, "")
+    name = ".".join(shown_key(key) for key in path)
+    got = "a value that is not shown" if len(path) > 2 and _SECRET.search(path[-1]) else _described(value, raw)
+    message = f"{name} must be {wanted}, but is {got}" if wanted else f"{name} is {got}: {error['msg'].lower()}"
+    return ShapeFault("P3O007", path, message, hint or _type_hint(kind, value, raw, context))
+
+
+def _described(value: Any, raw: str | None) -> str:
+    if isinstance(value, (dict, list)):
+        return f"a {'mapping' if isinstance(value, dict) else 'list'}"
+    if raw is not None and (meaning := trap(raw)):
+        return f"{shown(value)} ({meaning})"
+    if isinstance(value, bool) and raw is not None and raw.lower() not in ("true", "false"):
+        return f"the boolean {shown(value)} ({raw} is a boolean in YAML 1.1)"
+    if isinstance(value, bool):
+        return f"the boolean {shown(value)}"
+    if isinstance(value, str):
+        return f"the text {shown(value)}"
+    if value is None:
+        return "empty"
+    if raw is not None and raw != repr(value):
+        return f"the number {raw[:60]} ({shown(value)})"
+    return f"the number {shown(value)}"
+
+
+def _type_hint(kind: str, value: Any, raw: str | None, context: Mapping[str, Any]) -> str | None:
+    if kind in ("string_type", "literal_error") and raw is not None and isinstance(value, (bool, int, float)):
+        quoted = f'put it in quotes: "{raw[:60]}"'
+        return quoted if kind == "string_type" or f"'{raw}'" in context["expected"] else None
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+        return _unquoted_hint(kind, value, raw)
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return f"write {int(value)}"
+    if kind == "finite_number" and raw is not None and raw[-1:].isdigit():
+        return "numbers above 3.4e38 are infinite in float32; write a smaller one"
+    return None
+
+
+def _unquoted_hint(kind: str, value: str, raw: str | None) -> str | None:
+    if kind == "int_type":
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        return f"write {int(number)}" if number.is_integer() and abs(number) < 1e15 else None
+    if kind == "bool_type" and raw is None and value.lower() in ("true", "false", "on", "off", "yes", "no"):
+        return "remove the quotes"
+    return None
+
+
+def placeholder(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """``kept`` completed with values for required fields that are absent. They are never read: see ``check.py``."""
+    whole = dict(kept)
+    for name, required in _REQUIRED.items():
+        if isinstance(required, dict):
+            whole[name] = {**required, **whole[name]} if isinstance(whole.get(name), dict) else dict(required)
+        else:
+            whole.setdefault(name, required)
+    return whole
+
+
+_REQUIRED: dict[str, Any] = {
+    "schema_version": SCHEMA_VERSION,
+    "name": "placeholder",
+    "algorithm": {"advantage_estimator": "p3o"},
+    "model": {
+        "hf_checkpoint": "placeholder",
+        "num_layers": 1,
+        "hidden_size": 1,
+        "ffn_hidden_size": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 1,
+    },
+    "batch": {"num_rollout": 1, "rollout_batch_size": 1, "n_samples_per_prompt": 1, "global_batch_size": 1},
+    "optimizer": {"lr": 0.0},
+    "rollout": {"max_response_len": 1},
+    "data": {"prompt_data": "placeholder"},
+}
