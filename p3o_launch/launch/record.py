@@ -1,0 +1,143 @@
+"""``run.json``: what a run is and how it ended. Written atomically, so that a reader never sees half a record."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from p3o_launch.errors import UsageError
+from p3o_launch.launch.process import is_alive, own_mark
+from p3o_launch.launch.redact import redact
+from p3o_launch.launch.rundir import RECORD
+
+RECORD_VERSION = 1
+CREATED, RUNNING, SUCCEEDED, FAILED, INTERRUPTED, LOST = (
+    "created",
+    "running",
+    "succeeded",
+    "failed",
+    "interrupted",
+    "lost",
+)
+UNFINISHED = (CREATED, RUNNING)
+
+
+def utc_now() -> str:
+    """The present moment, ISO 8601, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` so that a crash leaves the old content or the new, never less."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@dataclass
+class RunRecord:
+    """The record of one run, kept in ``directory``. ``data`` is what ``run.json`` holds; secrets are replaced on write."""
+
+    directory: Path
+    data: dict[str, Any]
+
+    @classmethod
+    def create(cls, directory: Path, facts: dict[str, Any]) -> RunRecord:
+        """Write the first record of a run of this process. ``facts``: what is known before the start."""
+        pid, mark = own_mark()
+        head = {
+            "record_version": RECORD_VERSION,
+            "run_id": directory.name,
+            "status": CREATED,
+            "exit_code": None,
+            "failure": None,
+            "created": utc_now(),
+            "started": None,
+            "ended": None,
+            "steps_done": 0,
+            "last_checkpoint": None,
+            "ray_job_id": None,
+            "process": {"host": socket.gethostname(), "pid": pid, "start": mark},
+        }
+        record = cls(directory, head | facts)
+        record.write()
+        return record
+
+    @classmethod
+    def load(cls, directory: Path) -> RunRecord:
+        """Read a record; one whose process died without saying so becomes ``lost``, on disk too.
+
+        Raises UsageError when there is no readable record.
+        """
+        try:
+            data = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{directory} holds no readable {RECORD}: {error}") from error
+        if not isinstance(data, dict) or "status" not in data:
+            raise UsageError(f"{directory / RECORD} is not a run record")
+        record = cls(directory, data)
+        record._notice_loss()
+        return record
+
+    def _notice_loss(self) -> None:
+        process = self.data.get("process") or {}
+        if self.status not in UNFINISHED or process.get("host") != socket.gethostname():
+            return
+        if is_alive(int(process.get("pid") or 0), process.get("start")):
+            return
+        failure = {"class": "lost", "message": "the process ended without writing how", "rank": None}
+        self.data |= {"status": LOST, "failure": failure, "ended": utc_now()}
+        try:
+            self.write()
+        except OSError:  # someone else's directory: the verdict stands for this look
+            pass
+
+    @property
+    def status(self) -> str:
+        return str(self.data["status"])
+
+    def update(self, **changes: Any) -> None:
+        """Change fields and write."""
+        self.data |= changes
+        self.write()
+
+    def write(self) -> None:
+        """Write the record as it stands."""
+        write_atomic(self.directory / RECORD, json.dumps(redact(self.data), indent=2, ensure_ascii=False) + "\n")
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """Run directories below an output root, oldest first by run id."""
+    yield from sorted((path.parent for path in root.glob(f"*/seed_*/*/{RECORD}")), key=lambda path: path.name)
+
+
+def find_run(root: Path, name: str) -> Path:
+    """The directory ``name`` means: a path, a run id, or the unambiguous beginning or end of one.
+
+    Raises UsageError when there is none, or more than one.
+    """
+    if (Path(name) / RECORD).is_file():
+        return Path(name)
+    runs = list(find_runs(root))
+    exact = [run for run in runs if run.name == name]
+    matches = exact or [run for run in runs if run.name.startswith(name) or run.name.endswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise UsageError(f"there is no run {name!r} below {root}", hint="p3o-launch runs list")
+    shown = ", ".join(run.name for run in matches[:5])
+    raise UsageError(f"{name!r} fits {len(matches)} runs: {shown}", hint="give more of the run id")
