@@ -17,7 +17,9 @@ from p3o_launch.errors import RunError
 from p3o_launch.runtime.mcore import snapshot
 from p3o_launch.runtime.mcore.generation import DecodeModel, batches, generate_batch
 from p3o_launch.runtime.mcore.groups import ParallelGroups
+from p3o_launch.runtime.rollout.engines import EngineParts
 from p3o_launch.runtime.rollout.sampling import check_sampling
+from p3o_launch.runtime.rollout.stop_tokens import stop_token_ids
 from p3o_launch.runtime.types import Completion, GenerationRequest, SamplingParams
 from p3o_launch.schema import Preset
 
@@ -29,7 +31,7 @@ class MegatronEngine:
     """Samples from a snapshot of the trainer's weights; implements ``types.RolloutEngine``.
 
     ``chunks``: the trainer's model chunks, wrapped or bare; they are read in ``update_weights`` and never changed.
-    ``eos_ids``: tokens that end a response. ``cache_tokens``: room for the key/value cache of one batch [tokens]; more
+    ``eos_ids``: tokens that end a response; None takes what the preset's checkpoint names. ``cache_tokens``: room for the key/value cache of one batch [tokens]; more
     requests than fit are sampled one batch after the other. The engine starts without weights: call ``update_weights``
     (or ``load_state``) before ``generate``.
     """
@@ -39,14 +41,18 @@ class MegatronEngine:
         chunks: Sequence[torch.nn.Module],
         groups: ParallelGroups,
         preset: Preset,
-        eos_ids: Collection[int],
+        eos_ids: Collection[int] | None = None,
         *,
         cache_tokens: int = CACHE_TOKENS,
     ) -> None:
         self._trainer = chunks
         self._groups = groups
         self._preset = preset
-        self._eos_ids = tuple(sorted(set(eos_ids)))
+        if eos_ids is None:
+            from p3o_launch.assets import resolve_checkpoint
+
+            eos_ids = stop_token_ids(resolve_checkpoint(preset.model.hf_checkpoint))
+        self._eos_ids = eos_ids
         self._cache_tokens = cache_tokens
         self._rollout = snapshot.build_rollout_chunks(preset, groups)
         device = torch.device("cpu") if groups.device == "cpu" else torch.device("cuda", torch.cuda.current_device())
@@ -121,6 +127,11 @@ class MegatronEngine:
         snapshot.load_sharded_state(self._rollout, state)
         saved = int(state["snapshot_id"])
         self._snapshot_id = None if saved < 0 else saved
+
+
+def create(parts: EngineParts) -> MegatronEngine:
+    """Factory for ``runtime.rollout.engines``."""
+    return MegatronEngine(parts.trainer_chunks, parts.groups, parts.preset, parts.eos_ids)
 
 
 def _check_finite(completions: Sequence[Completion]) -> None:

@@ -12,7 +12,7 @@ It deliberately is not a serving engine: no paging, no scheduling between reques
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,7 @@ class CachedForward:
 
 @torch.no_grad()
 def generate_batch(
-    model: DecodeModel, requests: Sequence[GenerationRequest], sampling: SamplingParams, eos_ids: Sequence[int]
+    model: DecodeModel, requests: Sequence[GenerationRequest], sampling: SamplingParams, eos_ids: Collection[int]
 ) -> list[Completion]:
     """Sample one batch of at least one request; completions in the order of ``requests``, on every TP and PP rank."""
     device = model.device
