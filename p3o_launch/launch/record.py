@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -50,7 +51,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 @dataclass
 class RunRecord:
-    """The record of one run, kept in ``directory``. ``data`` is what ``run.json`` holds; secrets are replaced on write."""
+    """The record of one run, kept in ``directory``. ``data``: what ``run.json`` holds, before secrets are replaced."""
 
     directory: Path
     data: dict[str, Any]
@@ -101,10 +102,8 @@ class RunRecord:
             return
         failure = {"class": "lost", "message": "the process ended without writing how", "rank": None}
         self.data |= {"status": LOST, "failure": failure, "ended": utc_now()}
-        try:
+        with contextlib.suppress(OSError):  # someone else's directory: the verdict stands for this look
             self.write()
-        except OSError:  # someone else's directory: the verdict stands for this look
-            pass
 
     @property
     def status(self) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class _GatherSequence(torch.autograd.Function):
         return gathered
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grad.contiguous()
         local = grad.new_empty((grad.shape[0] // ctx.group.size(), *grad.shape[1:]))
         dist.reduce_scatter_tensor(local, grad, group=ctx.group)
@@ -108,7 +109,8 @@ class TorchCoreAttention(_MegatronModule):  # type: ignore[misc, valid-type]
             order = torch.cat([zigzag_indices(tokens, rank, size, query.device) for rank in range(size)])
             key, value = gather_sequence(key, order, group), gather_sequence(value, order, group)
             visible = position[:, None] >= torch.arange(tokens, device=query.device)[None, :]
-        out = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), visible)
+        q, k, v = (side.permute(1, 2, 0, 3) for side in (query, key, value))
+        out = self._attend(q, k, v, visible)
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
     def _packed(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, params: Any) -> torch.Tensor:
@@ -122,14 +124,14 @@ class TorchCoreAttention(_MegatronModule):  # type: ignore[misc, valid-type]
             order = torch.cat([packed_zigzag_indices(edges, r, size, query.device) for r in range(size)])
             key, value = gather_sequence(key, order, group), gather_sequence(value, order, group)
         pieces = []
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in pairwise(edges):
             visible = None
             if size > 1:
                 position = zigzag_indices(stop - start, rank, size, query.device)
                 visible = position[:, None] >= torch.arange(stop - start, device=query.device)[None, :]
             rows = query[start // size : stop // size]
-            sides = (x.transpose(0, 1)[None] for x in (rows, key[start:stop], value[start:stop]))
-            pieces.append(self._attend(*sides, visible)[0].transpose(0, 1))
+            q, k, v = (side.transpose(0, 1)[None] for side in (rows, key[start:stop], value[start:stop]))
+            pieces.append(self._attend(q, k, v, visible)[0].transpose(0, 1))
         return torch.cat(pieces).reshape(query.shape[0], -1)
 
     def _attend(

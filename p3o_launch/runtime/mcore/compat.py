@@ -1,6 +1,6 @@
-"""What differs between the megatron-core versions this package runs on (0.16 to 0.19), in one place.
+"""What differs between the megatron-core versions this package runs on (0.16 to 0.19): one place.
 
-Measured on 0.16.1; the branches for later versions follow their source. Everything that asks "which version?" asks here.
+Measured on 0.16.1; the branches for later versions follow their source. No other module asks which version runs.
 """
 
 from __future__ import annotations

@@ -78,12 +78,12 @@ def _architecture(model: Model) -> dict[str, Any]:
 
 
 def _parallelism(model: Model, parallel: Parallel, dtype: torch.dtype) -> dict[str, Any]:
-    stage_layers = parallel.num_layers_per_virtual_pipeline_stage
-    pp = parallel.pipeline_model_parallel_size
+    pp, stage_layers = parallel.pipeline_model_parallel_size, parallel.num_layers_per_virtual_pipeline_stage
+    vpp = None if stage_layers is None else model.num_layers // (pp * stage_layers)
     return {
         "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
         "pipeline_model_parallel_size": pp,
-        "virtual_pipeline_model_parallel_size": None if stage_layers is None else model.num_layers // (pp * stage_layers),
+        "virtual_pipeline_model_parallel_size": vpp,
         "context_parallel_size": parallel.context_parallel_size,
         "expert_model_parallel_size": parallel.expert_model_parallel_size,
         "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,

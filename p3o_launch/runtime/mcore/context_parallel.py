@@ -7,13 +7,12 @@ attention costs every rank the same. Packed rows are cut segment by segment. Len
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
 
-def zigzag_indices(
-    tokens: int, cp_rank: int, cp_size: int, device: torch.device | str | None = None
-) -> torch.Tensor:
+def zigzag_indices(tokens: int, cp_rank: int, cp_size: int, device: torch.device | str | None = None) -> torch.Tensor:
     """Text positions of this rank's tokens, in the order it holds them: int64 [tokens / cp_size]."""
     if tokens % (2 * cp_size):
         raise ValueError(f"{tokens} tokens cannot be cut into {2 * cp_size} equal chunks for {cp_size} ranks")
@@ -26,10 +25,7 @@ def packed_zigzag_indices(
     edges: Sequence[int], cp_rank: int, cp_size: int, device: torch.device | str | None = None
 ) -> torch.Tensor:
     """Row positions of this rank's tokens when each segment ``[edges[i], edges[i + 1])`` is cut by itself."""
-    pieces = [
-        start + zigzag_indices(stop - start, cp_rank, cp_size, device)
-        for start, stop in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    pieces = [start + zigzag_indices(stop - start, cp_rank, cp_size, device) for start, stop in pairwise(edges)]
     return torch.cat(pieces)
 
 

@@ -26,9 +26,7 @@ def local_targets(targets: torch.Tensor, first_word: int, words: int) -> tuple[t
     return torch.where(mine, targets - first_word, 0), mine
 
 
-def shifted_sums(
-    shifted: torch.Tensor, index: torch.Tensor, mine: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def shifted_sums(shifted: torch.Tensor, index: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[b, s, w] logits minus their maximum -> this rank's share of (target logit, sum of exponentials), [2, b, s].
 
     ``shifted`` is overwritten with its exponentials, which the second value returns.
@@ -63,7 +61,7 @@ class _TokenLogProbs(torch.autograd.Function):
         return sums[0] - sums[1].log()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         # The probabilities become the gradient in place: a second copy of [b, s, w] is the largest tensor of a step.
         assert not ctx.used, "the backward of token_log_probs can run only once"
         ctx.used = True
@@ -92,9 +90,7 @@ def token_log_probs(
 
 
 @torch.no_grad()
-def token_entropy(
-    logits: torch.Tensor, tp_group: dist.ProcessGroup | None, temperature: float = 1.0
-) -> torch.Tensor:
+def token_entropy(logits: torch.Tensor, tp_group: dist.ProcessGroup | None, temperature: float = 1.0) -> torch.Tensor:
     """Entropy [nats] of softmax(logits / temperature) at each token: [b, s, v/tp] -> [b, s]. No gradient."""
     split = tp_group is not None and tp_group.size() > 1
     scaled = logits.to(working_dtype(logits)) / temperature

@@ -1,8 +1,8 @@
 """The policy: megatron-core's own ``GPTModel``, one per model chunk of this rank, and its gradient buffers.
 
-On a GPU with Transformer Engine the layers are Megatron's Transformer Engine spec (written for A100, not run here); else
-Megatron's local spec, with the core attention of ``attention.py`` and a root mean square norm that knows sequence
-parallelism. ``forward`` returns logits [b, s, v/tp] on the last stage and hidden states [s, b, h] on the others.
+On a GPU with Transformer Engine the layers are Megatron's Transformer Engine spec (written for A100, not run here);
+else Megatron's local spec, with the core attention of ``attention.py`` and a root mean square norm that knows
+sequence parallelism. ``forward`` returns logits [b, s, v/tp] on the last stage, hidden states [s, b, h] on the others.
 
 What is float64 when the preset asks for it: weights, norms, rotary tables, attention, logits, gradients, Adam's state.
 """
@@ -128,7 +128,7 @@ def wrap_ddp(
     Gradients are summed, never averaged, over DP x CP: ``finalize_grads`` divides by the step's token count.
     """
     distributed = quiet_import("megatron.core.distributed")
-    config = chunks[0].config
+    config: Any = chunks[0].config
     wide = precision.accumulate_allreduce_grads_in_fp32 and params_dtype(precision) is not torch.float64
     settings = distributed.DistributedDataParallelConfig(
         grad_reduce_in_fp32=wide,
@@ -150,9 +150,7 @@ def wrap_ddp(
     return wrapped
 
 
-def finalize_grads(
-    chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **arguments: Any
-) -> None:
+def finalize_grads(chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **arguments: Any) -> None:
     """Megatron's ``finalize_model_grads``: reduce over DP x CP, TP and tied embeddings, divide by the token count.
 
     Megatron counts tokens in an int tensor, whose reciprocal is float32: the division would cost float64 gradients

@@ -136,7 +136,7 @@ def _gather_tp(local: torch.Tensor, dim: int | None, groups: ParallelGroups) -> 
 def pieces(chunks: Iterable[torch.nn.Module]) -> Iterator[Piece]:
     """Every parameter of this rank's chunks, in order."""
     for chunk in chunks:
-        model = unwrap(chunk)
+        model: Any = unwrap(chunk)
         layer_numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
         for name, parameter in model.named_parameters():
             yield _piece(name, parameter, layer_numbers, model)
@@ -208,9 +208,9 @@ def _piece(name: str, parameter: torch.nn.Parameter, layer_numbers: list[int], m
         hf_name, dim = _LAYER_NAMES[rest]
         return _single(parameter, prefix + hf_name, dim)
     if rest == "mlp.linear_fc1.weight":
-        names = (f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
+        halves = (f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
         shape = (2, parameter.shape[0] // 2, parameter.shape[1])
-        return Piece(parameter, names, torch.stack, lambda whole: list(whole.unbind(0)), 1, shape)
+        return Piece(parameter, halves, torch.stack, lambda whole: list(whole.unbind(0)), 1, shape)
     kind = rest.removeprefix("self_attention.linear_qkv.")
     assert kind in ("weight", "bias"), f"parameter {name} has no Hugging Face name"
     names = tuple(f"{prefix}self_attn.{side}_proj.{kind}" for side in "qkv")
@@ -219,9 +219,7 @@ def _piece(name: str, parameter: torch.nn.Parameter, layer_numbers: list[int], m
 
 
 def _single(parameter: torch.nn.Parameter, name: str, dim: int | None, owner: bool = True) -> Piece:
-    return Piece(
-        parameter, (name,), lambda parts: parts[0], lambda whole: [whole], dim, tuple(parameter.shape), owner
-    )
+    return Piece(parameter, (name,), lambda parts: parts[0], lambda whole: [whole], dim, tuple(parameter.shape), owner)
 
 
 def _qkv(config: Any) -> tuple[Callable[[Tensors], torch.Tensor], Callable[[torch.Tensor], Tensors]]:

@@ -6,8 +6,9 @@ a shutdown belongs to this run and to nothing else, also when its parent has die
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -50,9 +51,6 @@ def end_processes(processes: Sequence[psutil.Process], grace_s: float) -> list[i
     return [process.pid for process in alive]
 
 
-def _quietly(action: object) -> None:
-    assert callable(action)
-    try:
+def _quietly(action: Callable[[], None]) -> None:
+    with contextlib.suppress(psutil.Error):
         action()
-    except psutil.Error:
-        pass

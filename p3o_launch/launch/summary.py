@@ -1,0 +1,61 @@
+"""What a run's metrics say, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p3o_launch.runtime.metrics import read_jsonl
+
+WINDOW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Figures of one run. ``None`` where the run has none. ``window``: rollouts the two reward means are taken over."""
+
+    steps: int
+    reward_first: float | None
+    reward_last: float | None
+    window: int
+    ess_min: float | None
+    ess_max: float | None
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """For people."""
+        shown = [f"{self.steps} optimizer steps in {self.seconds:.0f} s"]
+        if self.reward_first is not None and self.reward_last is not None:
+            over = f"mean of {self.window} rollouts" if self.window > 1 else "one rollout"
+            change = self.reward_last - self.reward_first
+            shown.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} ({change:+.3f}; {over} at each end)")
+        if self.ess_min is not None and self.ess_max is not None:
+            shown.append(f"ess {self.ess_min:.4f} .. {self.ess_max:.4f}")
+        return shown
+
+
+def summarize(run_dir: Path, seconds: float) -> Summary:
+    """Read ``metrics.jsonl``; ``seconds``: wall time of the run."""
+    rows = read_jsonl(run_dir / "metrics.jsonl")
+    rewards = _numbers(rows, "rollout/reward_mean")
+    ess = _numbers(rows, "train/p3o/ess") or _numbers(rows, "train/grpo/ess")
+    window = max(1, min(WINDOW, len(rewards) // 2))
+    return Summary(
+        steps=len(rows),
+        reward_first=_mean(rewards[:window]),
+        reward_last=_mean(rewards[-window:]),
+        window=window,
+        ess_min=min(ess, default=None),
+        ess_max=max(ess, default=None),
+        seconds=seconds,
+    )
+
+
+def _numbers(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
