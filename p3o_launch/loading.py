@@ -267,18 +267,23 @@ def load(
             for part in loader.choice(*layer.choice):
                 root = merge(root, part.tree) if part.tree is not None else root
     if root is not None and own.tree is not None:
-        root = _named(root, own.tree, path)
+        root = _own_words(root, own.tree, path)
     choices = {kind: layer.choice[1] for kind, layer in last.items() if layer.choice}
     return Loaded(None if loader.stuck else root, loader.findings, loader.chain, choices, own.partial)
 
 
-def _named(root: Node, own: Node, path: str) -> Node:
-    """A preset is named after its file unless it says otherwise; a parent's name would be a lie."""
-    if "name" in own.value:
-        return root
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.splitext(os.path.basename(path))[0]).strip("._-")[:64]
-    position = Position(path, 1, 1, "file name")
-    return Node(root.position, {**root.value, "name": Entry(position, Node(position, stem or "preset"))})
+def _own_words(root: Node, own: Node, path: str) -> Node:
+    """Name and description are the file's own; a parent's would be a lie. The file's name is the default."""
+    entries = {
+        key: entry for key, entry in root.value.items() if key not in ("name", "description") or key in own.value
+    }
+    if "name" not in entries:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.splitext(os.path.basename(path))[0]).strip("._-")[:64]
+        position = Position(path, 1, 1, "file name")
+        entries["name"] = Entry(position, Node(position, stem or "preset"))
+    for key in ("name", "description"):
+        entries[key] = own.value.get(key, entries.get(key))
+    return Node(root.position, {key: entry for key, entry in entries.items() if entry is not None})
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from p3o_launch.errors import UsageError
+
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -54,3 +56,15 @@ def nearest(name: str, known: list[str]) -> str | None:
     lowered = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)
     return lowered[close[0]] if close else None
+
+
+def resolve_name(name: str) -> str:
+    """Path of what the user named on the command line: a file, or a shipped preset. UsageError when it is neither."""
+    if is_path(name):
+        return name
+    path = shipped(name)
+    if path is None:
+        close = nearest(name, names())
+        hint = f"did you mean {close}?" if close else f"the presets are {', '.join(names())}"
+        raise UsageError(f"there is no preset named {name!r}, and no such file", hint=hint)
+    return path

@@ -1,0 +1,252 @@
+"""The command line: parse, call, exit code. No logic, and nothing heavy imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from p3o_launch.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, P3OLaunchError, UsageError
+
+app = typer.Typer(
+    name="p3o-launch",
+    help="Validate and run P3O presets on Megatron.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+runs_app = typer.Typer(help="Records of runs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(runs_app, name="runs")
+
+Sets = Annotated[list[str], typer.Option("--set", metavar="PATH=VALUE", help="Override one setting; may be repeated.")]
+Profile = Annotated[str | None, typer.Option(metavar="NAME", help="Hardware profile, such as a100x4 or cpu.")]
+Recipe = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Model, data and batch: formal_4b, formal_0p6b, smoke.")
+]
+
+
+def _version(show: bool) -> None:
+    if show:
+        from p3o_launch import __version__
+
+        typer.echo(f"p3o-launch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Validate and run P3O presets on Megatron."""
+
+
+@app.command()
+def validate(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE_OR_NAME...", help="Preset files, or names of shipped ones.")
+    ],
+    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
+    set_: Sets = [],  # noqa: B006 - typer reads the default and never changes it
+    profile: Profile = None,
+    recipe: Recipe = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+) -> None:
+    """Report every finding of every file, in one pass."""
+    from p3o_launch.check import check_file
+    from p3o_launch.report import FORMATS, summary
+
+    if format_ not in FORMATS:
+        raise UsageError(f"there is no format {format_!r}", hint=f"use {' or '.join(FORMATS)}")
+    paths = [_preset_path(name) for name in files]
+    results = [check_file(path, overrides=set_, profile=profile, recipe=recipe) for path in paths]
+    sys.stdout.write(FORMATS[format_](results, _colour()))
+    typer.echo(summary(results), err=True)
+    crashes = [crash for result in results for crash in result.crashes]
+    if crashes:
+        _log("\n".join(crashes))
+        raise typer.Exit(EXIT_INTERNAL)
+    if any(result.has_errors or (strict and result.findings) for result in results):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@app.command()
+def explain(
+    code: Annotated[str | None, typer.Argument(help="Code or name of a rule.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every rule.")] = False,
+) -> None:
+    """What a rule says, why, how to mend it, and its source."""
+    from p3o_launch.explain import find, listing, page
+    from p3o_launch.guards import all_guards
+
+    rules = all_guards()
+    if list_ or code is None:
+        if code is None and not list_:
+            raise UsageError("which rule?", hint="`p3o-launch explain CODE`, or `p3o-launch explain --list`")
+        sys.stdout.write(listing(rules.values()))
+        return
+    sys.stdout.write(page(find(rules, code)))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a preset, for editors."""
+    import json
+
+    from p3o_launch.json_schema import preset_schema
+
+    sys.stdout.write(json.dumps(preset_schema(), indent=2) + "\n")
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset to show.")] = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help="With its inheritance resolved and origins.")] = False,
+    set_: Sets = [],  # noqa: B006
+    profile: Profile = None,
+    recipe: Recipe = None,
+) -> None:
+    """List the shipped presets, or show one."""
+    if name is None:
+        from p3o_launch.catalogue import catalogue
+
+        sys.stdout.write(catalogue())
+        return
+    from p3o_launch.check import check_file
+    from p3o_launch.resolve import annotated
+
+    path = _preset_path(name)
+    if not (resolved or set_ or profile or recipe):
+        from p3o_launch.loading import decode, read_limited
+
+        sys.stdout.write(decode(read_limited(path)))
+        return
+    result = check_file(path, overrides=set_, profile=profile, recipe=recipe)
+    _refuse_broken(result)
+    sys.stdout.write(annotated(result))
+
+
+@app.command()
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A")],
+    right: Annotated[str, typer.Argument(metavar="B")],
+    paired: Annotated[bool, typer.Option("--paired", help="Fail when more than the algorithm differs.")] = False,
+    set_: Sets = [],  # noqa: B006
+    profile: Profile = None,
+    recipe: Recipe = None,
+) -> None:
+    """How two presets differ after resolution."""
+    from p3o_launch.check import check_file
+    from p3o_launch.resolve import difference_text, differences, undeclared
+
+    sides = [check_file(_preset_path(name), overrides=set_, profile=profile, recipe=recipe) for name in (left, right)]
+    dumps = [_refuse_broken(side).model_dump() for side in sides]
+    found = differences(*dumps)
+    sys.stdout.write(difference_text(found))
+    extra = undeclared(found)
+    if paired and extra:
+        typer.echo(f"{len(extra)} of {len(found)} differences are not the algorithm's own", err=True)
+        raise typer.Exit(EXIT_FINDINGS)
+    typer.echo("no differences" if not found else f"{len(found)} differences", err=True)
+
+
+@app.command()
+def run(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.")
+    ],
+    profile: Profile = None,
+    recipe: Recipe = None,
+    set_: Sets = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would run, and stop.")] = False,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="With --dry-run: write the script there.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Run directory to carry on from.")] = None,
+) -> None:
+    """Validate a preset, make a run directory, and train."""
+    overrides = [*set_, *([f"recipe={recipe}"] if recipe else [])]
+    _preset_path(preset)  # an unknown name is a usage error, before anything is loaded
+    from p3o_launch.launch.run_command import run_preset
+
+    raise typer.Exit(run_preset(preset, profile, overrides, dry_run, output, resume))
+
+
+@runs_app.command("list")
+def runs_list(root: Annotated[str, typer.Argument(metavar="[ROOT]", help="Directory of runs.")] = "runs") -> None:
+    """List the runs below a directory, with their status."""
+    from p3o_launch.launch.runs_command import list_runs
+
+    raise typer.Exit(list_runs(root))
+
+
+@runs_app.command("show")
+def runs_show(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]) -> None:
+    """Show one run's record."""
+    from p3o_launch.launch.runs_command import show_run
+
+    raise typer.Exit(show_run(run))
+
+
+def _preset_path(name: str) -> str:
+    from p3o_launch.presets import resolve_name
+
+    return resolve_name(name)
+
+
+def _refuse_broken(result: Any) -> Any:
+    """The preset of a result without errors; otherwise its findings are printed and the command fails."""
+    from p3o_launch.report import format_text, summary
+
+    if result.has_errors or result.preset is None:
+        sys.stdout.write(format_text([result], _colour()))
+        typer.echo(summary([result]), err=True)
+        raise typer.Exit(EXIT_INTERNAL if result.crashed else EXIT_FINDINGS)
+    return result.preset
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _log(text: str) -> str:
+    """Keep a traceback where a bug report can take it from; returns the file's name."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", prefix="p3o-launch-", suffix=".log", delete=False) as stream:
+        stream.write(text)
+    typer.echo(f"internal error; the traceback is in {stream.name}", err=True)
+    return stream.name
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """The one error boundary: runs ``command`` and turns whatever it raises into an exit code."""
+    try:
+        command()
+    except P3OLaunchError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"    hint: {error.hint}", err=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_FINDINGS
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes stdout once more at exit
+        return EXIT_FINDINGS
+    except Exception:
+        import traceback
+
+        _log(traceback.format_exc())
+        return EXIT_INTERNAL
+    return EXIT_OK
+
+
+def main() -> NoReturn:
+    """Entry point of the ``p3o-launch`` command."""
+    sys.exit(guarded(app))
