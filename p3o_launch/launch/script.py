@@ -19,7 +19,8 @@ die() {{
 }}
 
 launcher=${{P3O_LAUNCH:-p3o-launch}}
-command -v "$launcher" >/dev/null || die "$launcher is not on PATH: pip install 'p3o-launch[runtime]', or set P3O_LAUNCH"
+command -v "$launcher" >/dev/null ||
+  die "$launcher is not on PATH: pip install 'p3o-launch[runtime]', or set P3O_LAUNCH"
 {checks}
 preset=$(mktemp "${{TMPDIR:-/tmp}}/p3o-preset.XXXXXX") || die "no temporary file can be made"
 cat >"$preset" <<'{mark}'
@@ -36,7 +37,11 @@ def run_script(preset: Preset) -> str:
     """The script. Values stand in a quoted here-document or behind ``shlex.quote``: bash expands none of them."""
     text = resolved_yaml(preset)
     return _TEMPLATE.format(
-        title=shlex.quote(preset.name), version=p3o_launch.__version__, checks=_checks(preset), mark=_mark(text), preset=text
+        title=preset.name,
+        version=p3o_launch.__version__,
+        checks=_checks(preset),
+        mark=_mark(text),
+        preset=text,
     )
 
 

@@ -30,7 +30,8 @@ class Summary:
         if self.reward_first is not None and self.reward_last is not None:
             over = f"mean of {self.window} rollouts" if self.window > 1 else "one rollout"
             change = self.reward_last - self.reward_first
-            shown.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} ({change:+.3f}; {over} at each end)")
+            ends = f"{self.reward_first:.3f} -> {self.reward_last:.3f}"
+            shown.append(f"reward {ends} ({change:+.3f}; {over} at each end)")
         if self.ess_min is not None and self.ess_max is not None:
             shown.append(f"ess {self.ess_min:.4f} .. {self.ess_max:.4f}")
         return shown

@@ -132,7 +132,7 @@ class Driver:
             _, close = self._open.pop()
             try:
                 close()
-            except Exception as error:  # noqa: BLE001  the rest must still be closed
+            except Exception as error:
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -150,7 +150,8 @@ class Driver:
 def failure_facts(error: BaseException) -> dict[str, Any]:
     """What ``run.json`` says about the end of a failed run: class, message, rank."""
     rank = getattr(error, "rank", None)
-    if rank is None and getattr(error, "ranks", ()):
-        rank = error.ranks[0]  # type: ignore[attr-defined]
+    ranks: Sequence[int] = getattr(error, "ranks", ())
+    if rank is None and ranks:
+        rank = ranks[0]
     message = error.message if isinstance(error, P3OLaunchError) else str(error)
     return {"class": getattr(error, "cause", type(error).__name__), "message": message, "rank": rank}

@@ -115,7 +115,11 @@ class Scored:
 
 @dataclass
 class Loop:
-    """One run of the loop. ``should_stop`` is asked between any two calls on the ranks; True raises RunInterrupted."""
+    """One run of the loop. ``should_stop`` is asked between any two calls on the ranks; True raises RunInterrupted.
+
+    Evaluation samples from the rollout policy, so under periodic sync or rounded weights it judges the policy that
+    would be served; ``eval/policy_snapshot_step`` says which one that was.
+    """
 
     plan: RunPlan
     ranks: Ranks
@@ -130,9 +134,11 @@ class Loop:
     def run(self) -> LoopState:
         """Train until ``batch.num_rollout`` rollouts are done; the state then. Errors of the ranks pass through."""
         preset = self.plan.preset
-        sync_s = self._timed(lambda: self.ranks.update_rollout_weights(self.state.snapshot_id))
-        if self.state.next_rollout == 0 and preset.evaluation.before_train:
-            self._evaluate()
+        sync_s = 0.0
+        if self.state == LoopState():  # a resumed engine has its snapshot from the checkpoint
+            sync_s = self._timed(lambda: self.ranks.update_rollout_weights(0))
+            if preset.evaluation.before_train:
+                self._evaluate()
         while self.state.next_rollout < preset.batch.num_rollout:
             self._rollout_and_steps(sync_s)
             done = self.state.next_rollout

@@ -17,7 +17,8 @@ from p3o_launch.runtime.loop import Row, Sink
 
 def json_line(record: Mapping[str, Any]) -> str:
     """One line of strict JSON. Numbers JSON has no word for become the strings ``nan``, ``inf`` and ``-inf``."""
-    return json.dumps({key: _strict(value) for key, value in record.items()}, ensure_ascii=False, allow_nan=False) + "\n"
+    strict = {key: _strict(value) for key, value in record.items()}
+    return json.dumps(strict, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _strict(value: Any) -> Any:

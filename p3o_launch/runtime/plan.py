@@ -67,7 +67,8 @@ class RunPlan:
 def make_plan(preset: Preset, run_dir: Path) -> RunPlan:
     """Resolve ``preset`` for a run in ``run_dir``. The preset has passed its guards, so every size divides."""
     sizes = topology(preset)
-    assert sizes.steps_per_rollout is not None and sizes.total_steps is not None, "P3O303 lets no such preset through"
+    assert sizes.steps_per_rollout is not None, "a guard lets no such preset through"
+    assert sizes.total_steps is not None
     cluster = preset.cluster
     seed = preset.seed.seed
     return RunPlan(

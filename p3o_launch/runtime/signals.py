@@ -15,17 +15,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Set by the first signal. The second calls ``force`` and ends the process at once, exit code 130.
+    """Set by the first signal. The second calls the action of ``on_force`` and ends the process at once, exit code 130.
 
     A signal that was ignored when the run started (``nohup``) stays ignored. Used as a context manager, it puts the
     previous handlers back.
     """
 
-    def __init__(self, force: Callable[[], None] = lambda: None, exit_now: Callable[[int], Any] = os._exit) -> None:
-        self._force = force
+    def __init__(self, exit_now: Callable[[int], Any] = os._exit) -> None:
+        self._force: Callable[[], None] = lambda: None
         self._exit_now = exit_now
         self._previous: dict[signal.Signals, Any] = {}
         self.received: signal.Signals | None = None
+
+    def on_force(self, action: Callable[[], None]) -> None:
+        """What the second signal does before the process ends."""
+        self._force = action
 
     def install(self) -> None:
         """Take the signals over; again after a library has put handlers of its own in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class ScriptedRank:
         self.snapshot = None
 
     def setup(self):
-        print(f"rank {self.rank} is up")
+        sys.stdout.write(f"rank {self.rank} is up\n")
         if "setup" in self._orders():
             raise RuntimeError("this rank cannot be set up")
 
@@ -78,6 +79,4 @@ class EnvironmentRank(ScriptedRank):
     """Reports its environment and its modules instead of training."""
 
     def train_step(self, samples):
-        import sys
-
         return {name: os.environ.get(name, "") for name in self.plan.env} | {"torch": "torch" in sys.modules}

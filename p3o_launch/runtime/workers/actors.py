@@ -67,7 +67,7 @@ class RankActors:
         self._wait([self._group.ready()], "place the ranks", self.plan.preset.cluster.timeout_s)
         actor_class = ray.remote(_RankActor)
         unordered = [
-            actor_class.options(  # type: ignore[attr-defined]
+            actor_class.options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
                 max_restarts=0,

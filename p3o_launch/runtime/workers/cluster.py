@@ -126,7 +126,6 @@ class Cluster:
         if self.temp_dir is not None:
             shutil.rmtree(self.temp_dir, ignore_errors=True)
 
-
     def _collect(self) -> None:
         """Track whatever belongs to the local cluster now."""
         if self.local:

@@ -84,7 +84,7 @@ class RankShell:
     def _guarded(self, what: str, action: Any) -> Outcome:
         try:
             return Outcome(value=action())
-        except Exception as error:  # noqa: BLE001  every error of a rank must reach the driver
+        except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
             return Outcome(error=portable_error(error, self._rank, what, self._log))
@@ -113,7 +113,7 @@ def portable_error(error: Exception, rank: int, what: str, log: Path) -> P3OLaun
 def _survives_pickling(error: P3OLaunchError) -> bool:
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)
-    except Exception:  # noqa: BLE001  pickle raises whatever the object raises
+    except Exception:  # pickling raises whatever the object raises
         return False
 
 
