@@ -98,8 +98,8 @@ class _Loader:
             self.fail("P3O001", here, f"the file cannot be read: {error.strerror or error}")
         except _Oversized:
             self.fail("P3O004", here, f"the file is larger than {MAX_BYTES:,} bytes", "no preset needs that much")
-        except _NotText as error:
-            self.fail("P3O001", here, str(error), "save it as UTF-8 text")
+        except NotText as error:
+            self.fail("P3O001", Position(path, error.line, 1, origin), str(error), "save it as UTF-8 text")
         else:
             return text
         return None
@@ -166,8 +166,12 @@ class _Oversized(Exception):
     pass
 
 
-class _NotText(Exception):
-    pass
+class NotText(Exception):
+    """Bytes that are not UTF-8 text; ``line`` holds the first bad one."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 def read_limited(path: str) -> bytes:
@@ -190,10 +194,10 @@ def decode(raw: bytes) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _NotText(f"the file is not UTF-8 text (byte 0x{raw[error.start]:02x} on line {line})") from None
+        raise NotText(f"the file is not UTF-8 text: it holds the byte 0x{raw[error.start]:02x}", line) from None
     if bad := _CONTROL.search(text):
         line = text.count("\n", 0, bad.start()) + 1
-        raise _NotText(f"the file is not text (character 0x{ord(bad[0]):02x} on line {line})")
+        raise NotText(f"the file is not text: it holds the character 0x{ord(bad[0]):02x}", line)
     return text
 
 

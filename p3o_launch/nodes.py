@@ -289,6 +289,10 @@ def parse(
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = builder.at(mark) if mark else Position(file, line, column, origin)
+        if mark and text[mark.index : mark.index + 1] == "\t":
+            return None, [
+                file_finding("P3O002", position, "a tab stands where YAML wants spaces", "indent with spaces")
+            ]
         code = "P3O004" if "nesting depth" in (error.problem or "") else "P3O002"
         return None, [file_finding(code, position, _problem(error), _syntax_hint(error))]
     except yaml.YAMLError as error:
@@ -297,15 +301,16 @@ def parse(
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    parts = [part for part in (error.problem, error.context) if part]
-    text = ", ".join(part if part.isprintable() else ascii(part) for part in parts)
-    return text[:200] or "the YAML syntax is broken"
+    text = error.problem or "the YAML syntax is broken"
+    if error.context and error.context_mark:
+        text += f", {error.context} that starts on line {error.context_mark.line + 1}"
+    return (text if text.isprintable() else ascii(text))[:200]
 
 
 def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
     problem = error.problem or ""
-    if "\\t" in problem or "'\\t'" in problem or "any token" in problem:
-        return "look for a tab used as indentation, or text that starts with @, ` or % without quotes"
+    if "any token" in problem:
+        return "put text that starts with @, ` or % in quotes"
     if "mapping values are not allowed" in problem:
         return "put text that holds a colon and a space in quotes, and check the indentation"
     return None

@@ -54,7 +54,7 @@ def nearest(name: str, known: list[str]) -> str | None:
     from difflib import get_close_matches
 
     lowered = {candidate.lower(): candidate for candidate in known}
-    close = get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)
+    close = get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.7)
     return lowered[close[0]] if close else None
 
 

@@ -10,8 +10,23 @@ from typing import Any
 from p3o_launch.check import CheckResult
 from p3o_launch.shape import Path
 
-# The factor a pair of runs is about: the objective, and what it alone needs.
-ALGORITHM_OWN = (("name",), ("description",), ("algorithm",))
+# What may differ between two arms that compare P3O with GRPO: the estimator, and the settings only one of them reads.
+ALGORITHM_OWN: tuple[Path, ...] = (
+    ("name",),
+    ("description",),
+    *(
+        ("algorithm", field)
+        for field in (
+            "advantage_estimator",
+            "ess_scope",
+            "kl_mode",
+            "clip_low",
+            "clip_high",
+            "eps_clip",
+            "eps_clip_high",
+        )
+    ),
+)
 
 
 def annotated(result: CheckResult) -> str:

@@ -244,6 +244,8 @@ def _unquoted_hint(kind: str, value: str, raw: str | None) -> str | None:
             number = float(value)
         except ValueError:
             return None
+        if value.isdigit():
+            return "remove the quotes"
         return f"write {int(number)}" if number.is_integer() and abs(number) < 1e15 else None
     if kind == "bool_type" and raw is None and value.lower() in ("true", "false", "on", "off", "yes", "no"):
         return "remove the quotes"
