@@ -13,15 +13,15 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from p3o_launch.runtime.mcore.compat import quiet_import
 from p3o_launch.runtime.mcore.context_parallel import packed_zigzag_indices
 from p3o_launch.runtime.types import Sample
 
@@ -49,8 +49,8 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to ``device``."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return MicroBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ def forward_inputs(micro_batch: MicroBatch, cp_group: ProcessGroup | None) -> Fo
     )
 
 
-def _packed_params(micro_batch: MicroBatch) -> PackedSeqParams:
+def _packed_params(micro_batch: MicroBatch) -> Any:
     cu_seqlens, bounds = micro_batch.cu_seqlens, micro_batch.bounds
     assert bounds is not None
     longest = max(end - start for start, end in pairwise(bounds))
-    params = PackedSeqParams(
+    params = quiet_import("megatron.core.packed_seq_params").PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_kv=cu_seqlens,

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from p3o_launch.errors import NonFiniteRatioError, RunError
 from p3o_launch.runtime.collectives import broadcast_moments, sum_moments
 from p3o_launch.runtime.mcore.batch import ForwardInputs, MicroBatch, forward_inputs
+from p3o_launch.runtime.mcore.compat import quiet_import
 from p3o_launch.runtime.mcore.cpu_backend import device_backend
 from p3o_launch.runtime.mcore.groups import ParallelGroups
 from p3o_launch.runtime.mcore.logprobs import token_entropy, token_log_probs
@@ -159,7 +159,7 @@ class PolicyStep:
         failed = torch.zeros(2, dtype=torch.bool, device=self.device)  # [the step must not happen, seen on this rank]
         with device_backend(self.groups.device):
             for chunk in self.chunks:
-                chunk.zero_grad_buffer()
+                chunk.zero_grad_buffer()  # type: ignore[operator]
             self.optimizer.zero_grad()
         loss = self._p3o_loss if self.objective.estimator == "p3o" else self._grpo_loss
         self._forward_backward(windows, partial(loss, sums, failed), forward_only=False)
@@ -268,8 +268,9 @@ class PolicyStep:
             return model(**inputs.model_kwargs), partial(loss, inputs)
 
         rows, length = windows[0].peek().tokens.shape
+        schedules = quiet_import("megatron.core.pipeline_parallel.schedules")
         with device_backend(self.groups.device):
-            get_forward_backward_func()(
+            schedules.get_forward_backward_func()(
                 forward_step_func=forward_step,
                 data_iterator=list(windows) if len(self.chunks) > 1 else windows[0],
                 model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
@@ -299,7 +300,7 @@ class PolicyStep:
     def _gradients_finite(self) -> Tensor:
         finite = torch.ones((), dtype=torch.bool, device=self.device)
         for chunk in self.chunks:
-            for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]:
+            for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]:  # type: ignore[misc]
                 finite = finite.logical_and(torch.isfinite(buffer.grad_data.sum()))
         return finite
 

@@ -64,7 +64,7 @@ class MegatronRank:
         seed_rank(plan.seed, self.groups)
         checkpoint_dir = resolve_checkpoint(preset.model.hf_checkpoint)
         chunks = build_model(preset.model, preset.parallel, preset.precision, self.groups)
-        load_hf(chunks, checkpoint_dir, preset.model, self.groups)
+        load_hf(chunks, checkpoint_dir, self.groups)
         self.chunks = wrap_ddp(chunks, preset.parallel, preset.precision, self.groups)
         with device_backend(self.groups.device):
             self.optimizer = build_optimizer(
