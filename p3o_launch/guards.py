@@ -16,7 +16,7 @@ from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.schema import Preset
 from p3o_launch.topology import Topology, topology
 
-FAMILIES = ("objective", "replay", "topology", "rollout", "precision", "resources", "identity")
+FAMILIES = ("objective", "replay", "topology", "rollout", "precision", "resources", "identity", "runtime")
 
 
 @dataclass(frozen=True)

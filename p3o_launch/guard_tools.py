@@ -1,0 +1,136 @@
+"""What several guard families share: wording of values and choices, divisors, the environment the actors will see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from p3o_launch.diagnostics import Finding
+from p3o_launch.schema import Preset
+
+PAPER = "arXiv:2605.12380"
+ARGUMENTS = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py"
+CONFIG = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py"
+
+
+def value_at(preset: Preset, path: str) -> object:
+    """The value at a dotted path of schema fields; a typing error in the path is our own bug and raises."""
+    value: object = preset
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def shown(value: object) -> str:
+    """A value as it is written in YAML, short enough for one line."""
+    if value is None:
+        return "absent"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if math.isfinite(value) else str(value)
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def named(preset: Preset, path: str) -> str:
+    """``batch.global_batch_size (64)``: a setting with its value."""
+    return f"{path} ({shown(value_at(preset, path))})"
+
+
+def either(choices: Iterable[object], conjunction: str = "or") -> str:
+    """``1, 2 or 4``."""
+    words = [str(choice) for choice in choices]
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+
+
+def both(names: Iterable[object]) -> str:
+    """``a, b and c``."""
+    return either(names, "and")
+
+
+def divisors(number: int) -> list[int]:
+    """Every divisor, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def nearest(choices: Iterable[int], target: int, count: int = 2) -> list[int]:
+    """The ``count`` choices closest to ``target``, ascending."""
+    return sorted(sorted(choices, key=lambda choice: (abs(choice - target), choice))[:count])
+
+
+def beside(target: int, multiple: int) -> list[int]:
+    """The positive multiples of ``multiple`` next to ``target``: below and above."""
+    below = target // multiple * multiple
+    return [below, below + multiple] if below else [multiple]
+
+
+def is_p3o(preset: Preset) -> bool:
+    """Is the objective P3O?"""
+    return preset.algorithm.advantage_estimator == "p3o"
+
+
+def replays(preset: Preset) -> bool:
+    """Does the optimizer step read its window twice? Only p3o's step scope does."""
+    return is_p3o(preset) and preset.algorithm.ess_scope == "step"
+
+
+def dropout_findings(preset: Preset, consequence: str) -> Iterator[Finding]:
+    """One finding per dropout that is written and not 0, one for those left to Megatron's default of 0.1."""
+    absent = []
+    for field in ("attention_dropout", "hidden_dropout"):
+        path = f"model.{field}"
+        value = getattr(preset.model, field)
+        if value is None:
+            absent.append(path)
+        elif value > 0:
+            yield Finding(path, f"{named(preset, path)} drops units in the trainer: {consequence}", f"set {path}: 0")
+    if absent:
+        verb = "is" if len(absent) == 1 else "are"
+        yield Finding(
+            absent[0],
+            f"{both(absent)} {verb} absent, which means Megatron's default 0.1: {consequence}",
+            "write " + both(f"{path}: 0" for path in absent),
+            related=tuple(absent[1:]),
+        )
+
+
+def policy_ratio_from_rollout(preset: Preset) -> bool:
+    """Is the denominator of the policy ratio what the rollout engine reported? P3O has no other."""
+    return is_p3o(preset) or preset.algorithm.use_rollout_logprobs is True
+
+
+@dataclass(frozen=True, slots=True)
+class EnvEntry:
+    """One environment variable of the actors and the dotted path where the preset sets it."""
+
+    value: str
+    path: str
+
+
+def actor_env(preset: Preset) -> dict[str, EnvEntry]:
+    """Environment the preset gives the actors: ``cluster.runtime_env.env_vars``, and ``cluster.env`` over it."""
+    entries: dict[str, EnvEntry] = {}
+    env_vars = preset.cluster.runtime_env.get("env_vars")
+    if isinstance(env_vars, Mapping):
+        for name, value in env_vars.items():
+            entries[str(name)] = EnvEntry(str(value), f"cluster.runtime_env.env_vars.{name}")
+    for name, value in preset.cluster.env.items():
+        entries[name] = EnvEntry(value, f"cluster.env.{name}")
+    return entries
+
+
+def leaves(value: object, path: str, key: str = "") -> Iterator[tuple[str, str, object]]:
+    """Every scalar below a free-form value as (path, key, value); the items of a list carry the key of their list."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from leaves(item, f"{path}.{name}", str(name))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}.{index}", key)
+    else:
+        yield path, key, value

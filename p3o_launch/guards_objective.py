@@ -1,0 +1,478 @@
+"""1xx: settings that change the objective, or leave a part of it without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from p3o_launch.diagnostics import Finding, Severity
+from p3o_launch.guard_tools import ARGUMENTS, PAPER, both, dropout_findings, is_p3o, named, replays
+from p3o_launch.guards import GuardContext, guard
+from p3o_launch.schema import Algorithm, Preset
+
+RELAX_P3O = "https://github.com/redai-studio/Relax/pull/272"
+BAND = 0.2
+
+
+@guard(
+    "P3O101",
+    "missing-rollout-log-probs",
+    why="P3O divides by the probability each token had when it was sampled. Without the engine's log-probs the trainer "
+    "would have to recompute them from its own weights: every ratio is then 1, the ESS reads 1, and the cap and the "
+    "adaptive KL mean nothing.",
+    fix="Set algorithm.use_rollout_logprobs: true, and keep rollout.logprobs at 0 (the sampled token's log-prob).",
+    source=f"{PAPER} Eq. 7 and 11; {RELAX_P3O}",
+    allows="rollout.logprobs: 0, which means the sampled token alone and is on.",
+)
+def missing_rollout_log_probs(context: GuardContext) -> Iterator[Finding]:
+    preset = context.preset
+    if not is_p3o(preset):
+        return
+    written = preset.algorithm.use_rollout_logprobs
+    if written is not True:
+        state = "is absent, which means false" if written is None else "is false"
+        yield Finding(
+            "algorithm.use_rollout_logprobs",
+            f"algorithm.use_rollout_logprobs {state}: the p3o ratio has no behaviour log-probs to divide by",
+            "set algorithm.use_rollout_logprobs: true",
+        )
+    if preset.rollout.logprobs is None:
+        yield Finding(
+            "rollout.logprobs",
+            "rollout.logprobs is null: the engine returns no log-probs, so the p3o ratio has no denominator",
+            "set rollout.logprobs: 0, the log-prob of the sampled token alone",
+        )
+
+
+@guard(
+    "P3O102",
+    "stacked-importance-correction",
+    why="The P3O loss, and a policy ratio taken against the engine's log-probs, already correct for the difference "
+    "between the engine and the trainer. A truncated or masked importance weight on top multiplies by it again.",
+    fix="Turn use_tis and use_mis off and remove custom_tis_function_path.",
+    source="https://github.com/THUDM/slime/pull/1912",
+    allows="For grpo: a correction beside recomputed log-probs, and a custom function, which may be written for "
+    "rollout log-probs.",
+)
+def stacked_importance_correction(context: GuardContext) -> Iterator[Finding]:
+    algorithm = context.preset.algorithm
+    active = corrections(algorithm)
+    if not active:
+        return
+    custom = algorithm.custom_tis_function_path is not None
+    if not is_p3o(context.preset) and (custom or not algorithm.use_rollout_logprobs):
+        return
+    reason = "the p3o loss is" if is_p3o(context.preset) else "with algorithm.use_rollout_logprobs (true) the ratio is"
+    verb = "corrects" if len(active) == 1 else "correct"
+    yield Finding(
+        active[0],
+        f"{both(active)} {verb} the trainer-engine mismatch a second time: {reason} already weighted by it",
+        f"remove {both(active)}",
+        related=(*active[1:], "algorithm.use_rollout_logprobs"),
+    )
+
+
+def corrections(algorithm: Algorithm) -> list[str]:
+    """Paths of the importance corrections that are on."""
+    return [
+        f"algorithm.{field}"
+        for field in ("use_tis", "use_mis", "custom_tis_function_path")
+        if getattr(algorithm, field)
+    ]
+
+
+@guard(
+    "P3O103",
+    "per-sample-mean-loss",
+    why="P3O's loss is a sum over the valid tokens of the whole optimizer step, divided by their number. A mean per "
+    "sample or per micro-batch brings back a denominator that depends on how the step was cut.",
+    fix="Set algorithm.calculate_per_token_loss: true.",
+    source=f"{PAPER} Eq. 11; {RELAX_P3O}; absent means false, as Megatron's --calculate-per-token-loss",
+)
+def per_sample_mean_loss(context: GuardContext) -> Iterator[Finding]:
+    written = context.preset.algorithm.calculate_per_token_loss
+    if is_p3o(context.preset) and written is not True:
+        state = "is absent, which means false" if written is None else "is false"
+        yield Finding(
+            "algorithm.calculate_per_token_loss",
+            f"algorithm.calculate_per_token_loss {state}: p3o divides the summed loss by the step's token count",
+            "set algorithm.calculate_per_token_loss: true",
+        )
+
+
+@guard(
+    "P3O104",
+    "critic",
+    why="P3O takes its advantages from the rewards of a prompt's group. A value model would replace them and train a "
+    "second network that nothing reads.",
+    fix="Remove use_critic and critic_load.",
+    source=f"{PAPER} Algorithm 2",
+)
+def critic(context: GuardContext) -> Iterator[Finding]:
+    algorithm = context.preset.algorithm
+    if not is_p3o(context.preset):
+        return
+    if algorithm.use_critic:
+        related = ("algorithm.critic_load",) if algorithm.critic_load else ()
+        yield Finding(
+            "algorithm.use_critic",
+            "algorithm.use_critic is true, but p3o has no value model",
+            "remove " + both(("algorithm.use_critic", *related)),
+            related=related,
+        )
+    elif algorithm.critic_load is not None:
+        yield Finding(
+            "algorithm.critic_load",
+            f"{named(context.preset, 'algorithm.critic_load')} names a value model, but p3o has none",
+            "remove algorithm.critic_load",
+        )
+
+
+@guard(
+    "P3O105",
+    "exact-kl",
+    why="The exact behaviour KL needs the whole vocabulary's logits of the sampled policy at every token; rollouts "
+    "store one log-prob per token.",
+    fix="Use algorithm.kl_mode: proxy_safe.",
+    source=f"{PAPER} Eq. 12",
+)
+def exact_kl(context: GuardContext) -> Iterator[Finding]:
+    if is_p3o(context.preset) and context.preset.algorithm.kl_mode == "exact":
+        yield Finding(
+            "algorithm.kl_mode",
+            "algorithm.kl_mode (exact) needs the behaviour policy's full logits, which rollouts do not hold",
+            "use proxy_safe",
+        )
+
+
+@guard(
+    "P3O106",
+    "mismatch-metrics-forward",
+    why="The mismatch report recomputes the trainer's log-probs in one more forward pass that nothing restores or "
+    "checks. P3O's ratio statistics already report the same mismatch.",
+    fix="Remove get_mismatch_metrics and read train/p3o/ratio_mean and ratio_std.",
+    source=RELAX_P3O,
+)
+def mismatch_metrics_forward(context: GuardContext) -> Iterator[Finding]:
+    if is_p3o(context.preset) and context.preset.algorithm.get_mismatch_metrics:
+        yield Finding(
+            "algorithm.get_mismatch_metrics",
+            "algorithm.get_mismatch_metrics is true: it adds a forward pass outside the p3o step",
+            "remove it; train/p3o/ratio_mean and ratio_std report the mismatch",
+        )
+
+
+@guard(
+    "P3O107",
+    "opsm-mask",
+    why="Off-policy sequence masking drops whole sequences from the gradient by their own ratio test, so the loss no "
+    "longer averages over the tokens the ESS and the token count were taken from.",
+    fix="Remove use_opsm.",
+    source=RELAX_P3O,
+)
+def opsm_mask(context: GuardContext) -> Iterator[Finding]:
+    if is_p3o(context.preset) and context.preset.algorithm.use_opsm:
+        yield Finding(
+            "algorithm.use_opsm",
+            "algorithm.use_opsm is true: it masks sequences that p3o's ESS and token count include",
+            "remove it; the p3o cap already bounds off-policy tokens",
+        )
+
+
+@guard(
+    "P3O108",
+    "custom-loss-reducer",
+    why="P3O's denominator is the token count of the step. A custom reducer puts another in its place.",
+    fix="Remove custom_pg_loss_reducer_function_path.",
+    source=f"{PAPER} Eq. 11; {RELAX_P3O}",
+)
+def custom_loss_reducer(context: GuardContext) -> Iterator[Finding]:
+    path = "algorithm.custom_pg_loss_reducer_function_path"
+    if is_p3o(context.preset) and context.preset.algorithm.custom_pg_loss_reducer_function_path is not None:
+        yield Finding(path, f"{named(context.preset, path)} replaces p3o's token-count denominator", "remove it")
+
+
+@guard(
+    "P3O109",
+    "opd",
+    why="On-policy distillation adds a teacher term with its own weight and its own log-probs: a hybrid objective that "
+    "the ESS says nothing about.",
+    fix="Remove use_opd, or train distillation in a run of its own.",
+    source=RELAX_P3O,
+    allows="reward.type: mopd, which is the name of a reward and unrelated to distillation.",
+)
+def opd(context: GuardContext) -> Iterator[Finding]:
+    if is_p3o(context.preset) and context.preset.algorithm.use_opd:
+        yield Finding(
+            "algorithm.use_opd",
+            "algorithm.use_opd is true: on-policy distillation adds a teacher term to the p3o objective",
+            "remove algorithm.use_opd",
+        )
+
+
+def kl_loss_is_on(algorithm: Algorithm) -> bool:
+    """The reference KL enters the loss: switched on, with a weight."""
+    return algorithm.use_kl_loss and algorithm.kl_loss_coef > 0
+
+
+def kl_reward_is_on(algorithm: Algorithm) -> bool:
+    """The reference KL enters the reward. Group-relative estimators never apply kl_coef unless told to."""
+    return algorithm.use_kl_in_reward is True and algorithm.kl_coef > 0
+
+
+@guard(
+    "P3O110",
+    "kl-never-applied",
+    why="Group-relative estimators leave kl_coef out of the returns, and kl_loss_coef does nothing while use_kl_loss "
+    "is off. A weight with its switch left out is a penalty the run never sees, while a reference model is paid for.",
+    fix="Set use_kl_loss: true with kl_loss_coef, or set the weight to 0.",
+    source="https://github.com/THUDM/slime/issues/397",
+    allows="A weight whose switch is written as false (use_kl_in_reward or use_kl_loss), and a weight beside an active "
+    "KL loss: the effective switches decide.",
+)
+def kl_never_applied(context: GuardContext) -> Iterator[Finding]:
+    algorithm = context.preset.algorithm
+    if kl_loss_is_on(algorithm) or kl_reward_is_on(algorithm):
+        return
+    estimator = algorithm.advantage_estimator
+    if algorithm.kl_coef > 0 and algorithm.use_kl_in_reward is None:
+        yield Finding(
+            "algorithm.kl_coef",
+            f"{named(context.preset, 'algorithm.kl_coef')} is never applied: {estimator} adds no KL to the reward, "
+            "and no KL loss is on",
+            "set algorithm.kl_coef: 0, or use_kl_loss: true with kl_loss_coef for a KL in the loss",
+            related=("algorithm.use_kl_loss", "algorithm.kl_loss_coef"),
+        )
+    elif algorithm.kl_loss_coef > 0 and "use_kl_loss" not in algorithm.model_fields_set:
+        yield Finding(
+            "algorithm.kl_loss_coef",
+            f"{named(context.preset, 'algorithm.kl_loss_coef')} is never applied: algorithm.use_kl_loss is absent, "
+            "which means false",
+            "set algorithm.use_kl_loss: true, or algorithm.kl_loss_coef: 0",
+            related=("algorithm.use_kl_loss",),
+        )
+
+
+@guard(
+    "P3O111",
+    "kl-applied-twice",
+    why="With the reference KL in the reward and in the loss, the pressure towards the reference is about twice what "
+    "either weight says.",
+    fix="Keep one: use_kl_in_reward: false, or use_kl_loss: false.",
+    source="https://github.com/verl-project/verl/issues/265",
+    allows="Two weights above 0 with one of the switches off.",
+)
+def kl_applied_twice(context: GuardContext) -> Iterator[Finding]:
+    algorithm = context.preset.algorithm
+    if kl_loss_is_on(algorithm) and kl_reward_is_on(algorithm):
+        yield Finding(
+            "algorithm.use_kl_in_reward",
+            f"the reference KL is applied twice: in the reward ({named(context.preset, 'algorithm.kl_coef')}) and in "
+            f"the loss ({named(context.preset, 'algorithm.kl_loss_coef')})",
+            "set algorithm.use_kl_in_reward: false",
+            related=("algorithm.use_kl_loss", "algorithm.kl_coef", "algorithm.kl_loss_coef"),
+        )
+
+
+@guard(
+    "P3O112",
+    "group-of-one",
+    why="A group-relative advantage is a reward minus its group's mean. In a group of one that is 0 for every token, "
+    "and only the KL term is left to train.",
+    fix="Set batch.n_samples_per_prompt to 2 or more.",
+    source="https://github.com/OpenRLHF/OpenRLHF/pull/980",
+)
+def group_of_one(context: GuardContext) -> Iterator[Finding]:
+    samples = context.preset.batch.n_samples_per_prompt
+    if samples < 2:
+        yield Finding(
+            "batch.n_samples_per_prompt",
+            f"batch.n_samples_per_prompt ({samples}) makes groups of one: every "
+            f"{context.preset.algorithm.advantage_estimator} advantage is 0",
+            "use 2 or more",
+            related=("algorithm.advantage_estimator",),
+        )
+
+
+@guard(
+    "P3O113",
+    "inert-clip",
+    Severity.WARNING,
+    why="P3O's only bound on the ratio is the ESS cap. eps_clip belongs to the PPO clip and is not read; clip_low and "
+    "clip_high set the band that the clip_fraction metric counts, and nothing else.",
+    fix="Remove eps_clip and eps_clip_high; leave clip_low and clip_high at 0.2 unless the metric's band is meant.",
+    source=f"{PAPER} Eq. 11; {RELAX_P3O}",
+    allows="The monitoring band at its default, written or not.",
+    ignorable=True,
+)
+def inert_clip(context: GuardContext) -> Iterator[Finding]:
+    preset = context.preset
+    if not is_p3o(preset):
+        return
+    algorithm = preset.algorithm
+    clips = [f"algorithm.{f}" for f in ("eps_clip", "eps_clip_high") if getattr(algorithm, f) is not None]
+    if clips:
+        listed = both(named(preset, path) for path in clips)
+        yield Finding(
+            clips[0],
+            f"{listed} {'has' if len(clips) == 1 else 'have'} no effect on the p3o loss, whose bound is the ESS cap",
+            "remove " + both(clips),
+            related=tuple(clips[1:]),
+        )
+    band = [f"algorithm.{f}" for f in ("clip_low", "clip_high") if getattr(algorithm, f) >= 0]
+    tuned = [path for path in band if getattr(algorithm, path.rpartition(".")[2]) != BAND]
+    if tuned:
+        listed = both(named(preset, path) for path in tuned)
+        yield Finding(
+            tuned[0],
+            f"{listed} only {'sets' if len(tuned) == 1 else 'set'} the band of the clip_fraction metric; "
+            "nothing is clipped",
+            f"leave {'it' if len(tuned) == 1 else 'them'} at {BAND}, or ignore P3O113 with the reason",
+            related=tuple(tuned[1:]),
+        )
+
+
+@guard(
+    "P3O114",
+    "stale-as-on-policy",
+    why="When the rollout policy is older than the trainer and the trainer recomputes the denominator from its own "
+    "weights, the ratio is 1 by construction: off-policy samples are treated as on-policy and nothing shows it.",
+    fix="Set use_rollout_logprobs: true, or refresh the rollout weights before every rollout.",
+    source="https://github.com/NVIDIA-NeMo/RL/pull/3608",
+    allows="Synchronous rollouts refreshed every time, and stale rollouts with an importance correction. p3o without "
+    "rollout log-probs is P3O101.",
+)
+def stale_as_on_policy(context: GuardContext) -> Iterator[Finding]:
+    if not is_stale_as_on_policy(context.preset):
+        return
+    rollout = context.preset.rollout
+    staleness = "rollout.fully_async" if rollout.fully_async else "rollout.update_weights_interval"
+    yield Finding(
+        "algorithm.use_rollout_logprobs",
+        f"{named(context.preset, staleness)} makes rollouts stale, but with "
+        f"{named(context.preset, 'algorithm.use_rollout_logprobs')} the trainer recomputes the denominator: "
+        "the ratio is 1 by construction",
+        "set algorithm.use_rollout_logprobs: true",
+        related=(staleness,),
+    )
+
+
+def is_stale_as_on_policy(preset: Preset) -> bool:
+    """Stale rollouts, a recomputed denominator, no correction. For p3o the missing log-probs are the fault."""
+    algorithm, rollout = preset.algorithm, preset.rollout
+    stale = rollout.fully_async or rollout.update_weights_interval > 1
+    return stale and not is_p3o(preset) and not algorithm.use_rollout_logprobs and not corrections(algorithm)
+
+
+@guard(
+    "P3O115",
+    "bad-monitor-band",
+    why="The clip_fraction metric counts ratios outside [1 - clip_low, 1 + clip_high]. A negative width puts 1 itself "
+    "outside and counts everything.",
+    fix="Use widths of 0 or more; the default is 0.2.",
+    source=RELAX_P3O,
+    ignorable=True,
+)
+def bad_monitor_band(context: GuardContext) -> Iterator[Finding]:
+    if not is_p3o(context.preset):
+        return
+    for field in ("clip_low", "clip_high"):
+        if getattr(context.preset.algorithm, field) < 0:
+            path = f"algorithm.{field}"
+            yield Finding(path, f"{named(context.preset, path)} is negative: it is the width of a band", "use 0.2")
+
+
+@guard(
+    "P3O116",
+    "wrong-sign-kl",
+    Severity.WARNING,
+    why="The plain proxy's exponential is clamped at +-10. Below a log-ratio of -10 its derivative is that of the "
+    "linear term alone, so descent pushes the policy further away from the behaviour policy.",
+    fix="Use algorithm.kl_mode: proxy_safe, which has the same value and the right sign. Ignore the code in parity "
+    "tests against an implementation that uses the plain proxy.",
+    source=f"{PAPER} Eq. 12; {RELAX_P3O}",
+    ignorable=True,
+)
+def wrong_sign_kl(context: GuardContext) -> Iterator[Finding]:
+    if is_p3o(context.preset) and context.preset.algorithm.kl_mode == "proxy":
+        yield Finding(
+            "algorithm.kl_mode",
+            "algorithm.kl_mode (proxy) has a gradient of the wrong sign for log-ratios below -10",
+            "use proxy_safe, or ignore P3O116 in a parity test",
+        )
+
+
+@guard(
+    "P3O117",
+    "micro-batch-scope-accumulation",
+    Severity.WARNING,
+    why="With one ESS per micro-batch the cap depends on how many tokens a micro-batch holds. Gradient accumulation, "
+    "or a token budget, then changes the objective although it should only change memory.",
+    fix="Use algorithm.ess_scope: step, or one micro-batch per optimizer step.",
+    source=f"{PAPER} Algorithm 2; {RELAX_P3O}",
+    allows="One micro-batch per optimizer step of fixed size: the two scopes agree.",
+    ignorable=True,
+)
+def micro_batch_scope_accumulation(context: GuardContext) -> Iterator[Finding]:
+    preset, sizes = context.preset, context.topology
+    if not is_p3o(preset) or preset.algorithm.ess_scope != "micro_batch":
+        return
+    if preset.batch.use_dynamic_batch_size:
+        reason, related = "batch.use_dynamic_batch_size (true)", ("batch.use_dynamic_batch_size",)
+    elif sizes.micro_batches_per_step is not None and sizes.micro_batches_per_step > 1:
+        reason = f"{sizes.micro_batches_per_step} micro-batches per optimizer step"
+        related = ("batch.micro_batch_size",)
+    else:
+        return
+    yield Finding(
+        "algorithm.ess_scope",
+        f"algorithm.ess_scope (micro_batch) with {reason}: the cap depends on how the step is cut",
+        "use algorithm.ess_scope: step",
+        related=related,
+    )
+
+
+@guard(
+    "P3O118",
+    "per-sample-with-dynamic-batch",
+    Severity.WARNING,
+    why="Without per-token loss each micro-batch is averaged on its own and the averages are averaged. Under a token "
+    "budget the micro-batches differ in size and number, so a memory setting moves the objective.",
+    fix="Set calculate_per_token_loss: true, or use_dynamic_batch_size: false.",
+    source="https://github.com/areal-project/AReaL/pull/1273",
+    allows="Per-token loss with dynamic micro-batches, and per-sample loss with micro-batches of fixed size.",
+    ignorable=True,
+)
+def per_sample_with_dynamic_batch(context: GuardContext) -> Iterator[Finding]:
+    if is_per_sample_with_dynamic_batch(context.preset):
+        yield Finding(
+            "algorithm.calculate_per_token_loss",
+            f"{named(context.preset, 'algorithm.calculate_per_token_loss')} with batch.use_dynamic_batch_size (true): "
+            "the token budget of a micro-batch changes the objective",
+            "set algorithm.calculate_per_token_loss: true",
+            related=("batch.use_dynamic_batch_size",),
+        )
+
+
+def is_per_sample_with_dynamic_batch(preset: Preset) -> bool:
+    """A grpo loss averaged per micro-batch whose size follows a token budget."""
+    dynamic = preset.batch.use_dynamic_batch_size
+    return not is_p3o(preset) and dynamic and preset.algorithm.calculate_per_token_loss is not True
+
+
+@guard(
+    "P3O120",
+    "dropout-in-policy-ratio",
+    Severity.WARNING,
+    why="The engine samples without dropout. When the trainer's forward drops units, its log-probs differ from the "
+    "engine's before the policy has moved, and the ratio, the clip and the ESS measure dropout noise. Megatron's "
+    "default is 0.1, so leaving the setting out is enough.",
+    fix="Write model.attention_dropout: 0 and model.hidden_dropout: 0.",
+    source=f"https://github.com/Human-Agent-Society/reef/pull/536; defaults in {ARGUMENTS}",
+    allows="Dropout written as 0, and a ratio whose denominator the trainer recomputes. Under p3o with ess_scope step "
+    "the fault is P3O201.",
+    ignorable=True,
+)
+def dropout_in_policy_ratio(context: GuardContext) -> Iterator[Finding]:
+    preset = context.preset
+    if preset.algorithm.use_rollout_logprobs is True and not replays(preset):
+        yield from dropout_findings(preset, "the engine has none, so the policy ratio measures dropout noise")
