@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from p3o_launch.launch.script import run_script
 from p3o_launch.launch.summary import summarize
 from p3o_launch.presets import shipped
 from p3o_launch.report import finding_record, format_text
-from p3o_launch.runtime.driver import Driver, Inputs, failure_facts
+from p3o_launch.runtime.driver import Driver, Inputs, RanksStart, failure_facts, megatron_ranks
 from p3o_launch.runtime.loop import LoopState, Row, Sink
 from p3o_launch.runtime.metrics import JsonlSink, RolloutSink, TensorBoardSink
 from p3o_launch.runtime.plan import RunPlan, make_plan
@@ -75,7 +75,7 @@ def run_preset(
         _print_findings(result.source, found, sys.stdout)
         return EXIT_FINDINGS
     require_packages()
-    return _Run(result, result.preset, profile, run_dir).execute()
+    return PresetRun(result, result.preset, profile, run_dir).execute()
 
 
 def _print_findings(source: str, findings: Sequence[LocatedFinding], stream: Any) -> None:
@@ -118,17 +118,19 @@ class RecordSink(Sink):
 
 
 @dataclass
-class _Run:
-    """One real run, from its inputs to its summary."""
+class PresetRun:
+    """One run of an accepted preset, from its inputs to its summary. ``load`` and ``start_ranks`` bring in the rest."""
 
     result: CheckResult
     preset: Preset
-    profile: str | None
-    run_dir: Path | None
+    profile: str | None = None
+    run_dir: Path | None = None
+    load: Callable[[Preset], Inputs] = load_inputs
+    start_ranks: RanksStart = megatron_ranks
 
     def execute(self) -> int:
         with StopRequest() as stop:
-            inputs = load_inputs(self.preset)
+            inputs = self.load(self.preset)
             if stop():
                 raise RunInterrupted("interrupted before the run began; nothing was written")
             directory = self._directory()
@@ -182,6 +184,7 @@ class _Run:
             announce=progress.say,
             on_started=lambda job_id: record.update(ray_job_id=job_id),
             after_cluster=stop.install,
+            start_ranks=self.start_ranks,
         )
         stop.on_force(lambda: self._force(driver, record))
         record.update(status=status.RUNNING, started=utc_now())
