@@ -87,9 +87,7 @@ def _context() -> Any:
     return context
 
 
-def _child(
-    pipe: Connection, env: RankEnv, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
-) -> None:
+def _child(pipe: Connection, env: RankEnv, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -106,9 +104,7 @@ def _child(
     os._exit(0)
 
 
-def _collect(
-    processes: list[BaseProcess], pipes: list[Connection], directory: Path, deadline: float
-) -> list[Any]:
+def _collect(processes: list[BaseProcess], pipes: list[Connection], directory: Path, deadline: float) -> list[Any]:
     results: dict[int, Any] = {}
     pending = dict(enumerate(pipes))
     while pending:

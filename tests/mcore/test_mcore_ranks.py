@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+
 from tests.mcore.ranks import RankEnv, RankFailedError, run_ranks
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from p3o_launch.errors import PreflightError
 from p3o_launch.runtime.mcore.hf_config import check_hf_config
 from p3o_launch.runtime.mcore.hf_files import TensorSource
@@ -27,6 +28,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _logits(env: RankEnv, model: Model, layout: dict[str, int], hf_dir: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Whole logits of ``tokens`` on the last stage's ranks, zeros elsewhere; the stages hand over by hand."""
     import torch.distributed as dist
+
     from p3o_launch.runtime.mcore.cpu_backend import device_backend
     from p3o_launch.runtime.mcore.groups import ParallelSizes, init_distributed
     from p3o_launch.runtime.mcore.model import build_model, unwrap
@@ -104,9 +106,7 @@ def _load(env: RankEnv, model: Model, hf_dir: Path) -> str:
     from p3o_launch.runtime.mcore.model import build_model
     from p3o_launch.runtime.mcore.weights_hf import load_hf
 
-    groups = init_distributed(
-        ParallelSizes(), rank=0, world_size=1, init_method=env.new_init_method(), timeout_s=60
-    )
+    groups = init_distributed(ParallelSizes(), rank=0, world_size=1, init_method=env.new_init_method(), timeout_s=60)
     try:
         load_hf(build_model(model, parallel(), FLOAT32, groups), hf_dir, groups)
     except PreflightError as error:

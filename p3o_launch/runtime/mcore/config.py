@@ -96,8 +96,10 @@ def _parallelism(model: Model, parallel: Parallel, dtype: torch.dtype) -> dict[s
         "variable_seq_lengths": pp > 1,
         # Also for dense models: Megatron refuses the default dispatcher together with variable lengths.
         "moe_token_dispatcher_type": "alltoall",
-        "batch_p2p_comm": True,
-        "overlap_p2p_comm": False,
+        # Under virtual stages two pipeline ranks exchange both directions at once; batched, their messages would be
+        # told apart by order alone, and two ranks disagree on it.
+        "batch_p2p_comm": vpp is None,
+        "overlap_p2p_comm": vpp is not None,
         "deallocate_pipeline_outputs": True,
     }
 

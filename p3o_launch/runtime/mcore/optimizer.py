@@ -43,6 +43,14 @@ def build_optimizer(
     return module.get_megatron_optimizer(config, chunks, **extra)
 
 
+def zero_gradients(chunks: list[Any], optimizer: Any) -> None:
+    """Clear what the previous step left. Both halves are needed: after a step Megatron's plain optimizer has made each
+    ``param.grad`` the main gradient itself, and a backward would then add the main gradient to itself."""
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+
+
 def build_scheduler(optimizer: Any, settings: Optimizer, total_steps: int) -> Any:
     """Megatron's ``OptimizerParamScheduler``, counted in optimizer steps: call ``step(1)`` after each.
 
