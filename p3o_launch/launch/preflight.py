@@ -40,8 +40,8 @@ def require_packages() -> None:
 
 
 def machine_findings(result: CheckResult, preset: Preset, request: Request) -> list[LocatedFinding]:
-    """Everything this machine lacks, sorted. Empty when the run may start."""
-    found = [*_gpu_findings(result, preset, request), *_asset_findings(result, preset)]
+    """What this machine lacks, sorted; empty when the run may start. Without the GPUs, no file is looked for."""
+    found = list(_gpu_findings(result, preset, request)) or list(_asset_findings(result, preset))
     return sorted(found, key=lambda finding: finding.sort_key)
 
 

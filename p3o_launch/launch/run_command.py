@@ -34,7 +34,15 @@ from p3o_launch.launch.script import run_script
 from p3o_launch.launch.summary import summarize
 from p3o_launch.presets import shipped
 from p3o_launch.report import finding_record, format_text
-from p3o_launch.runtime.driver import Driver, Inputs, RanksStart, failure_facts, megatron_ranks
+from p3o_launch.runtime.driver import (
+    ClusterStart,
+    Driver,
+    Inputs,
+    RanksStart,
+    failure_facts,
+    megatron_ranks,
+    ray_cluster,
+)
 from p3o_launch.runtime.loop import LoopState, Row, Sink
 from p3o_launch.runtime.metrics import JsonlSink, RolloutSink, TensorBoardSink
 from p3o_launch.runtime.plan import RunPlan, make_plan
@@ -119,13 +127,14 @@ class RecordSink(Sink):
 
 @dataclass
 class PresetRun:
-    """One run of an accepted preset, from its inputs to its summary. ``load`` and ``start_ranks`` bring in the rest."""
+    """One run of an accepted preset, from its inputs to its summary. The callables bring in the rest."""
 
     result: CheckResult
     preset: Preset
     profile: str | None = None
     run_dir: Path | None = None
     load: Callable[[Preset], Inputs] = load_inputs
+    start_cluster: ClusterStart = ray_cluster
     start_ranks: RanksStart = megatron_ranks
 
     def execute(self) -> int:
@@ -184,6 +193,7 @@ class PresetRun:
             announce=progress.say,
             on_started=lambda job_id: record.update(ray_job_id=job_id),
             after_cluster=stop.install,
+            start_cluster=self.start_cluster,
             start_ranks=self.start_ranks,
         )
         stop.on_force(lambda: self._force(driver, record))
@@ -193,8 +203,12 @@ class PresetRun:
             state = driver.run()
             if state.optimizer_step == 0:
                 raise RunError("the run ended without one optimizer step", hint="look at batch.num_rollout")
+        except RunInterrupted as error:
+            raise self._interrupted(record, stop) from error
         except BaseException as error:
-            self._failed(record, error, stop)
+            code = error.exit_code if isinstance(error, P3OLaunchError) else EXIT_INTERNAL
+            finish(record, status.FAILED, code, failure_facts(error))
+            self._after(record)
             raise
         finally:
             stop.on_force(lambda: None)
@@ -211,18 +225,15 @@ class PresetRun:
         finish(record, status.INTERRUPTED, EXIT_INTERRUPTED, failure)
         driver.force()
 
-    def _failed(self, record: RunRecord, error: BaseException, stop: StopRequest) -> None:
-        facts = failure_facts(error)
-        if isinstance(error, RunInterrupted | KeyboardInterrupt):
-            facts["message"] = f"stopped by {stop.name}"
-            if isinstance(error, RunInterrupted):
-                error.message = f"the run was stopped by {stop.name} after step {record.data['steps_done']}"
-                error.hint = f"its record is in {record.directory}"
-            finish(record, status.INTERRUPTED, EXIT_INTERRUPTED, facts)
-        else:
-            code = error.exit_code if isinstance(error, P3OLaunchError) else EXIT_INTERNAL
-            finish(record, status.FAILED, code, facts)
+    def _interrupted(self, record: RunRecord, stop: StopRequest) -> RunInterrupted:
+        """Write down that a signal ended the run; the error that says so to the user."""
+        told = RunInterrupted(
+            f"the run was stopped by {stop.name} after {record.data['steps_done']} steps",
+            hint=f"its record is in {record.directory}",
+        )
+        finish(record, status.INTERRUPTED, EXIT_INTERRUPTED, failure_facts(told))
         self._after(record)
+        return told
 
     def _after(self, record: RunRecord) -> None:
         code = after_run(self.preset.logging.post_command, record.directory, record.status)

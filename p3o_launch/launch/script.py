@@ -11,6 +11,7 @@ from p3o_launch.schema import Preset
 _TEMPLATE = """\
 #!/usr/bin/env bash
 # Runs the preset {title}, resolved by p3o-launch {version}. Complete in itself: nothing else is read.
+# shellcheck disable=SC2016  # quoted text is meant as it stands
 set -euo pipefail
 
 die() {{
