@@ -1,4 +1,4 @@
-"""A tiny random Qwen3 that any layout can load, its preset, and one rank's engine around it. Not a test."""
+"""A preset of the tiny model, one rank's engine around it, and the requests the tests send. Not a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from p3o_launch.runtime.mcore.engine import MegatronEngine
@@ -20,8 +19,8 @@ from p3o_launch.runtime.mcore.weights_hf import load_hf
 from p3o_launch.runtime.types import Completion, GenerationRequest, SamplingParams
 from p3o_launch.schema import Preset
 from tests.mcore.ranks import RankEnv
+from tests.mcore.tiny import tiny_model
 
-VOCAB, HIDDEN, LAYERS, HEADS, GROUPS, HEAD, FFN = 32, 64, 4, 4, 2, 16, 96
 EOS = (31,)
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "one rank": (1, {}),
@@ -36,27 +35,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 
 def make_preset(parallel: dict[str, object] | None = None, **rollout: object) -> Preset:
     """A preset of the tiny model; ``parallel`` and ``rollout`` override those groups."""
-    model = {
-        "hf_checkpoint": "tiny",
-        "num_layers": LAYERS,
-        "hidden_size": HIDDEN,
-        "ffn_hidden_size": FFN,
-        "num_attention_heads": HEADS,
-        "num_query_groups": GROUPS,
-        "kv_channels": HEAD,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 64,
-        "qk_layernorm": True,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
-    }
     batch = {"num_rollout": 1, "rollout_batch_size": 4, "n_samples_per_prompt": 4, "global_batch_size": 16}
     return Preset.model_validate(
         {
             "schema_version": 1,
             "name": "tiny",
             "algorithm": {"advantage_estimator": "p3o"},
-            "model": model,
+            "model": tiny_model().model_dump(),
             "parallel": parallel or {},
             "batch": batch,
             "optimizer": {"lr": 1e-3},
@@ -65,38 +50,6 @@ def make_preset(parallel: dict[str, object] | None = None, **rollout: object) ->
             "cluster": {"device": "cpu", "gpus_per_node": 1},
         }
     )
-
-
-def write_checkpoint(directory: Path) -> Path:
-    """Random weights in Hugging Face's names and layout; large enough that the distributions are far from uniform."""
-    stream = torch.Generator().manual_seed(0)
-
-    def matrix(out: int, inputs: int, gain: float) -> Tensor:
-        return torch.randn(out, inputs, generator=stream) * gain / inputs**0.5
-
-    def norm(width: int) -> Tensor:
-        return 1 + 0.2 * torch.randn(width, generator=stream)
-
-    weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN, 2.0), "model.norm.weight": norm(HIDDEN)}
-    for layer in range(LAYERS):
-        weights |= {
-            f"model.layers.{layer}.{name}": value
-            for name, value in {
-                "self_attn.q_proj.weight": matrix(HEADS * HEAD, HIDDEN, 1.5),
-                "self_attn.k_proj.weight": matrix(GROUPS * HEAD, HIDDEN, 1.5),
-                "self_attn.v_proj.weight": matrix(GROUPS * HEAD, HIDDEN, 1.5),
-                "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD, 1.0),
-                "self_attn.q_norm.weight": norm(HEAD),
-                "self_attn.k_norm.weight": norm(HEAD),
-                "mlp.gate_proj.weight": matrix(FFN, HIDDEN, 1.5),
-                "mlp.up_proj.weight": matrix(FFN, HIDDEN, 1.5),
-                "mlp.down_proj.weight": matrix(HIDDEN, FFN, 1.0),
-                "input_layernorm.weight": norm(HIDDEN),
-                "post_attention_layernorm.weight": norm(HIDDEN),
-            }.items()
-        }
-    save_file(weights, directory / "model.safetensors")
-    return directory
 
 
 @dataclass
@@ -134,7 +87,7 @@ def requests(count: int = 12, first_seed: int = 100) -> list[GenerationRequest]:
     """Prompts of 1 to 9 tokens, never the end of sequence."""
     stream = torch.Generator().manual_seed(5)
     lengths = [1 + (7 * i) % 9 for i in range(count)]
-    prompts = [torch.randint(0, VOCAB - 1, (n,), generator=stream).tolist() for n in lengths]
+    prompts = [torch.randint(0, EOS[0], (n,), generator=stream).tolist() for n in lengths]
     return [GenerationRequest(900 + i, tuple(prompt), first_seed + i) for i, prompt in enumerate(prompts)]
 
 

@@ -22,13 +22,13 @@ from tests.mcore.rollout_setup import (
     sampling,
     teacher_log_probs,
     teacher_logits,
-    write_checkpoint,
 )
+from tests.mcore.tiny import write_hf_checkpoint
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return write_hf_checkpoint("qwen3", tmp_path_factory.mktemp("tiny"))
 
 
 def _generate(
@@ -193,12 +193,13 @@ def test_a_response_ends_with_its_first_stop_token_or_at_the_cap(checkpoint: Pat
         assert short.truncated == (first is None)
         assert len(short.log_probs) == len(short.response_ids)
         assert short.log_probs == pytest.approx(full.log_probs[: len(expected)], abs=2e-5)
-        assert full.truncated and len(full.response_ids) == 8
+        assert full.truncated
+        assert len(full.response_ids) == 8
     # Rows leave the batch at different times, and some never do: the cache has shrunk on the way.
     assert {len(c.response_ids) for c in stopped} >= {1, 2, 3, 8}
 
 
-# --- the edges ---------------------------------------------------------------------------------------------------------
+# --- the edges -------------------------------------------------------------------------------------------------------
 
 
 def _edges(env: RankEnv, checkpoint: Path) -> dict[str, Any]:
@@ -206,12 +207,14 @@ def _edges(env: RankEnv, checkpoint: Path) -> dict[str, Any]:
     with engine_rank(env, checkpoint, make_preset()) as rank:
         found["none"] = rank.engine.generate([], sampling())
         found["one"] = rank.engine.generate(requests(1), sampling())
-        for name, length, new in (("long", 57, 8), ("empty", 0, 8), ("huge", 65, 1)):
+        for name, length, new in (("long", 121, 8), ("empty", 0, 8), ("huge", 129, 1)):
             try:
-                rank.engine.generate([*requests(3), GenerationRequest(77, (1,) * length, 0)], sampling(max_new_tokens=new))
+                rank.engine.generate(
+                    [*requests(3), GenerationRequest(77, (1,) * length, 0)], sampling(max_new_tokens=new)
+                )
             except RunError as error:
                 found[name] = error.message
-        found["fits"] = rank.engine.generate([GenerationRequest(1, (1,) * 56, 0)], sampling())
+        found["fits"] = rank.engine.generate([GenerationRequest(1, (1,) * 120, 0)], sampling())
     return found
 
 
@@ -221,8 +224,9 @@ def test_no_request_fewer_requests_than_ranks_and_prompts_without_room(
     for found in run_ranks(_edges, 2, checkpoint):
         assert found["none"] == []
         assert_same(found["one"], reference[:1])
-        assert "request 77: a prompt of 57 tokens" in found["long"] and "64 positions" in found["long"]
-        assert "request 77: a prompt of 65 tokens" in found["huge"]
+        assert "request 77: a prompt of 121 tokens" in found["long"]
+        assert "128 positions" in found["long"]
+        assert "request 77: a prompt of 129 tokens" in found["huge"]
         assert "request 77 has an empty prompt" in found["empty"]
         assert len(found["fits"]) == 1
 

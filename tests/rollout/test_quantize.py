@@ -67,5 +67,5 @@ def test_the_result_keeps_the_dtype() -> None:
 
 
 def test_an_unknown_scheme_is_named() -> None:
-    with pytest.raises(ValueError, match="'int3'.*known: none, int8"):
+    with pytest.raises(ValueError, match=r"'int3'.*known: none, int8"):
         rounded(a_weight(), "int3")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Sampling: the distribution that is reported is the distribution that is drawn from, and streams belong to requests."""
+"""The distribution that is reported is the one that is drawn from, and random streams belong to requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_streams_of_neighbouring_seeds_are_uniform_and_uncorrelated() -> None:
     first = uniforms(torch.full_like(steps, 42), steps)
     second = uniforms(torch.full_like(steps, 43), steps)
     for stream in (first, second):
-        assert 0 <= stream.min() and stream.max() < 1
+        assert stream.min() >= 0
+        assert stream.max() < 1
         counts = torch.histc(stream.float(), bins=20, min=0, max=1)
         chi2 = ((counts - 1000) ** 2 / 1000).sum().item()
         assert chi2 < 45  # 19 degrees of freedom: p = 0.0007
@@ -52,8 +53,8 @@ def test_streams_of_neighbouring_seeds_are_uniform_and_uncorrelated() -> None:
 
 def test_sampling_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    draw(sampled_log_probs(torch.randn(3, 7, generator=torch.Generator().manual_seed(0)), params()), torch.rand(3, generator=torch.Generator()).double())
-    uniforms(torch.tensor([1]), torch.tensor([0]))
+    numbers = uniforms(torch.tensor([1, 2, 3]), torch.tensor([0, 0, 5]))
+    draw(sampled_log_probs(torch.eye(3), params(0.7, top_p=0.9, top_k=2)), numbers)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -122,7 +123,15 @@ def test_half_precision_logits_give_float32_log_probs_and_float64_stays() -> Non
 
 @pytest.mark.parametrize(
     "bad",
-    [params(-1.0), params(float("inf")), params(float("nan")), params(top_p=0.0), params(top_p=1.5), params(top_k=0), params(max_new_tokens=0)],
+    [
+        params(-1.0),
+        params(float("inf")),
+        params(float("nan")),
+        params(top_p=0.0),
+        params(top_p=1.5),
+        params(top_k=0),
+        params(max_new_tokens=0),
+    ],
 )
 def test_parameters_out_of_range_are_refused(bad: SamplingParams) -> None:
     with pytest.raises(ValueError, match="must be"):

@@ -31,9 +31,9 @@ class MegatronEngine:
     """Samples from a snapshot of the trainer's weights; implements ``types.RolloutEngine``.
 
     ``chunks``: the trainer's model chunks, wrapped or bare; they are read in ``update_weights`` and never changed.
-    ``eos_ids``: tokens that end a response; None takes what the preset's checkpoint names. ``cache_tokens``: room for the key/value cache of one batch [tokens]; more
-    requests than fit are sampled one batch after the other. The engine starts without weights: call ``update_weights``
-    (or ``load_state``) before ``generate``.
+    ``eos_ids``: tokens that end a response; None takes what the preset's checkpoint names. ``cache_tokens``: room for
+    the key/value cache of one batch [tokens]; more requests than fit are sampled one batch after the other. The engine
+    starts without weights: call ``update_weights`` (or ``load_state``) before ``generate``.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class MegatronEngine:
                 raise RunError(f"request {request.request_id} has an empty prompt")
             if length + max_new_tokens > limit:
                 raise RunError(
-                    f"request {request.request_id}: a prompt of {length} tokens and a response of up to {max_new_tokens}"
-                    f" do not fit the model's {limit} positions",
+                    f"request {request.request_id}: a prompt of {length} tokens and a response of up to "
+                    f"{max_new_tokens} do not fit the model's {limit} positions",
                     hint="lower rollout.max_prompt_len or the response length, or check model.max_position_embeddings",
                 )
 

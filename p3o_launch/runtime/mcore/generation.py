@@ -58,7 +58,7 @@ class CachedForward:
         n, s = tokens.shape
         positions = torch.arange(self.position, self.position + s, device=tokens.device).expand(n, s)
         output: Tensor | None = None
-        for index, (chunk, context) in enumerate(zip(self.model.chunks, self.contexts, strict=True)):
+        for chunk, context in zip(self.model.chunks, self.contexts, strict=True):
             bare: Any = unwrap(chunk)
             if not bare.pre_process:
                 bare.set_input_tensor(self._receive(n, s, bare.config))
@@ -149,7 +149,7 @@ def _sample(
 ) -> tuple[Tensor, Tensor]:
     """One token per row and its log-prob (float64 [n]), the same on every TP and PP rank.
 
-    TP ranks have equal logits, but a parallel prefix sum need not round alike on two devices: the first of them decides.
+    TP ranks have equal logits, but a parallel prefix sum need not round alike on two devices: the first one decides.
     """
     groups = model.groups
     if logits is not None:

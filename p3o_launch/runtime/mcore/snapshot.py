@@ -23,9 +23,9 @@ STATE_PREFIX = "rollout_snapshot."
 
 
 def build_rollout_chunks(preset: Preset, groups: ParallelGroups) -> list[torch.nn.Module]:
-    """A second set of this rank's model chunks, in ``eval`` mode, without gradients; its weights are not yet meaningful.
+    """A second set of this rank's model chunks, in ``eval`` mode and without gradients; ``refresh`` fills its weights.
 
-    The trainer's random streams are as before. Every rank must call it when the layout is context-parallel.
+    The trainer's random streams are as before.
     """
     parallel = preset.parallel.model_copy(
         update={
@@ -56,7 +56,7 @@ def _leave_context_parallel(chunks: Sequence[torch.nn.Module]) -> None:
     for chunk in chunks:
         for module in chunk.modules():
             if getattr(module, "cp_group", None) is not None:
-                module.cp_group = alone  # type: ignore[assignment]
+                module.cp_group = alone
             collection: Any = getattr(module, "pg_collection", None)
             if collection is not None and getattr(collection, "cp", None) is not None:
                 collection = copy.copy(collection)

@@ -1,4 +1,4 @@
-"""Rounding of rollout weights to what a low-precision engine would hold. Torch only; the values stay in the model's dtype.
+"""Rounding of rollout weights to what a low-precision engine would hold. The values stay in the model's dtype.
 
 Symmetric round-to-nearest with one scale per output channel: w -> s * round(w / s), s = max|w| / largest code. This is
 what weight-only serving kernels compute, so the rollout policy is really another policy, and its log-probs are exact.

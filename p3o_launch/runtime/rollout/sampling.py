@@ -2,8 +2,8 @@
 
 Shapes: n rows of a batch, v vocabulary entries. logits, log-probs [n, v]; seeds, steps, tokens [n].
 
-Sampling is by the inverse distribution function: one uniform number per token. The numbers come from a counter, not from
-a generator with state, so a request draws the same stream in any batch, on any rank and device, and nobody else's
+Sampling is by the inverse distribution function: one uniform number per token. The numbers come from a counter, not
+from a generator with state, so a request draws the same stream in any batch, on any rank and device, and nobody else's
 random state moves.
 """
 

@@ -23,7 +23,9 @@ def stop_token_ids(checkpoint: Path) -> tuple[int, ...]:
         if value is not None and ids and all(type(i) is int and i >= 0 for i in ids):
             return tuple(sorted(set(ids)))
         if value is not None:
-            raise PreflightError(f"{checkpoint / name}: eos_token_id must be a token id or a list of them, not {value!r}")
+            raise PreflightError(
+                f"{checkpoint / name}: eos_token_id must be a token id or a list of them, not {value!r}"
+            )
     raise PreflightError(
         f"{checkpoint} names no end-of-sequence token",
         hint="add eos_token_id to its generation_config.json",
