@@ -38,8 +38,8 @@ register(
     "secret-in-preset",
     why="A preset is copied into every run directory, into scripts and into version control, and process lists show "
     "environment values. A key written in it is published with them.",
-    fix="Take it out, revoke it, and pass it by the environment of the launching shell, such as WANDB_API_KEY; in the "
-    "preset write ${WANDB_API_KEY} where a reference is needed.",
+    fix="Take it out, revoke it, and pass it by the environment of the launching shell, such as "
+    "WANDB_API_KEY, which the ranks inherit.",
     source="https://github.com/modal-projects/training-gym/pull/516",
     allows="References such as ${HF_TOKEN}, empty values, placeholders; names that only contain a word such as token "
     "(tokenizer, max_tokens_per_gpu, eos_token); commit hashes.",

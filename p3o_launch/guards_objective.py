@@ -266,8 +266,8 @@ def kl_applied_twice(context: GuardContext) -> Iterator[Finding]:
     if kl_loss_is_on(algorithm) and kl_reward_is_on(algorithm):
         yield Finding(
             "algorithm.use_kl_in_reward",
-            f"the reference KL is applied twice: in the reward ({named(context.preset, 'algorithm.kl_coef')}) and in "
-            f"the loss ({named(context.preset, 'algorithm.kl_loss_coef')})",
+            f"the reference KL is applied twice: in the reward with {named(context.preset, 'algorithm.kl_coef')} and "
+            f"in the loss with {named(context.preset, 'algorithm.kl_loss_coef')}",
             "set algorithm.use_kl_in_reward: false",
             related=("algorithm.use_kl_loss", "algorithm.kl_coef", "algorithm.kl_loss_coef"),
         )
@@ -352,7 +352,7 @@ def stale_as_on_policy(context: GuardContext) -> Iterator[Finding]:
         f"{named(context.preset, 'algorithm.use_rollout_logprobs')} the trainer recomputes the denominator: "
         "the ratio is 1 by construction",
         "set algorithm.use_rollout_logprobs: true",
-        related=(staleness,),
+        related=(staleness, "rollout.max_staleness"),
     )
 
 

@@ -93,6 +93,7 @@ def fully_async_window(context: GuardContext) -> Iterator[Finding]:
             "rollout.fully_async",
             "rollout.fully_async is true: the step's window is a stream that cannot be read twice",
             "set rollout.fully_async: false; rollout.update_weights_interval gives older samples",
+            related=("rollout.max_staleness",),
         )
 
 

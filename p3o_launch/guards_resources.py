@@ -101,10 +101,10 @@ def cuda_device_max_connections(context: GuardContext) -> Iterator[Finding]:
     else:
         message = f"{entry.path} ({entry.value}) must be 1 for {reason}"
     yield Finding(
-        entry.path if entry is not None else f"cluster.env.{_CONNECTIONS}",
+        entry.path if entry is not None else spread[0],
         message,
         f'add to cluster.env: {_CONNECTIONS}: "1"' if entry is None else 'use "1"',
-        related=(*spread, "cluster.gpu"),
+        related=(*spread, "cluster.gpu", "cluster.env"),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from p3o_launch.diagnostics import Finding
-from p3o_launch.guard_tools import both, is_p3o, named
+from p3o_launch.guard_tools import both, is_p3o, named, value_at
 from p3o_launch.guards import GuardContext, all_guards, guard
 from p3o_launch.guards_objective import kl_loss_is_on, kl_reward_is_on
 from p3o_launch.sampling_rules import FIELDS, knob_of
@@ -178,15 +178,7 @@ LIMITS = (
 )
 def not_carried_out(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
-    found = [
-        Finding(
-            limit.path,
-            f"{named(preset, limit.path)} is not carried out: the builtin runtime {limit.instead}",
-            limit.mend,
-        )
-        for limit in LIMITS
-        if limit.asks(preset)
-    ]
+    found = [Finding(limit.path, _message(preset, limit), limit.mend) for limit in LIMITS if limit.asks(preset)]
     found += _unknown_sampling(preset)
     if not found:
         return
@@ -196,6 +188,12 @@ def not_carried_out(context: GuardContext) -> Iterator[Finding]:
             yield finding
 
 
+def _message(preset: Preset, limit: Limit) -> str:
+    value = value_at(preset, limit.path)
+    subject = named(preset, limit.path) if value is not None else f"{limit.path} (absent, which means false)"
+    return f"{subject} has no effect: the builtin runtime {limit.instead}"
+
+
 def _unknown_sampling(preset: Preset) -> Iterator[Finding]:
     if preset.rollout.engine != "megatron":
         return
@@ -203,12 +201,12 @@ def _unknown_sampling(preset: Preset) -> Iterator[Finding]:
     for field, knob in FIELDS.items():
         path = f"rollout.{field}"
         if field not in _ENGINE_KNOWS and not knob.is_neutral(getattr(preset.rollout, field)):
-            yield Finding(path, f"{named(preset, path)} is not carried out: {instead}", f"remove {path}")
+            yield Finding(path, f"{named(preset, path)} has no effect: {instead}", f"remove {path}")
     unknown = [name for name, value in preset.rollout.extra.items() if not _is_neutral(name, value)]
     if unknown:
         yield Finding(
             "rollout.extra",
-            f"rollout.extra ({both(unknown)}) is not carried out: {instead}",
+            f"rollout.extra ({both(unknown)}) has no effect: {instead}",
             f"remove {both(f'rollout.extra.{name}' for name in unknown)}",
         )
 

@@ -29,10 +29,10 @@ def parallel_sizes_do_not_divide_gpus(context: GuardContext) -> Iterator[Finding
     field, legal = _size_to_change(context)
     related = tuple(f"parallel.{f}" for f in _SIZES if f != field and getattr(preset.parallel, f) > 1)
     path = f"parallel.{field}"
-    product = " x ".join(str(getattr(preset.parallel, f)) for f in _SIZES if getattr(preset.parallel, f) > 1)
+    product = sizes.tp * sizes.pp * sizes.cp
     subject = named(preset, path)
     if related:
-        subject += f" times {' and '.join(named(preset, other) for other in related)} = {product}"
+        subject += f" x {' x '.join(named(preset, other) for other in related)} = {product}"
     yield Finding(
         path,
         f"{subject} does not divide {_world(preset)}",
@@ -69,7 +69,7 @@ def _size_to_change(context: GuardContext) -> tuple[str, list[int]]:
     field = max(mended, key=blame)
     legal = mended[field]
     if field == "tensor_model_parallel_size":
-        legal = [tp for tp in legal if _tp_fits_heads(context.preset, tp)] or legal
+        legal = [tp for tp in legal if _tp_fits_model(context.preset, tp)] or legal
     elif field == "pipeline_model_parallel_size":
         legal = [pp for pp in legal if context.preset.model.num_layers % pp == 0] or legal
     return field, legal
@@ -148,25 +148,28 @@ def rollout_does_not_fill_steps(context: GuardContext) -> Iterator[Finding]:
     else:
         message = f"{made} do not divide into steps of batch.global_batch_size ({step}): the last {samples % step} "
         message += "of each rollout would be dropped"
+    path, hint = _mend_rollout(context, unit)
     yield Finding(
-        "batch.global_batch_size",
+        path,
         message,
-        _mend_rollout(context, unit),
-        related=("batch.rollout_batch_size", "batch.n_samples_per_prompt"),
+        hint,
+        related=("batch.global_batch_size", "batch.rollout_batch_size", "batch.n_samples_per_prompt"),
     )
 
 
-def _mend_rollout(context: GuardContext, unit: int) -> str:
+def _mend_rollout(context: GuardContext, unit: int) -> tuple[str, str]:
+    """The setting to blame, and the hint."""
     batch, dp = context.preset.batch, context.topology.dp
     assert dp is not None
     # Prompts per rollout that fill whole steps and, for P3O313, spread evenly over the data-parallel ranks.
     whole = batch.global_batch_size // math.gcd(batch.global_batch_size, batch.n_samples_per_prompt)
     prompts = either(beside(batch.rollout_batch_size, math.lcm(whole, dp)))
-    hint = f"use batch.rollout_batch_size {prompts}"
+    path, hint = "batch.rollout_batch_size", f"use batch.rollout_batch_size {prompts}"
     steps = [size for size in divisors(context.topology.samples_per_rollout) if size % unit == 0]
     if steps and batch.rollout_batch_size % dp == 0:
-        hint = f"use batch.global_batch_size {either(nearest(steps, batch.global_batch_size))}, or {hint[4:]}"
-    return hint
+        path = "batch.global_batch_size"
+        hint = f"use {path} {either(nearest(steps, batch.global_batch_size))}, or {hint[4:]}"
+    return path, hint
 
 
 @guard(
@@ -245,8 +248,8 @@ def _uneven_stages(preset: Preset, pp: int) -> Iterator[Finding]:
         mended = layers - sum(given[path] for path in others) - per_stage * stages
         yield Finding(
             first,
-            f"{written} leave {max(rest, 0)} of {named(preset, 'model.num_layers')} for {stages} "
-            f"{'stage' if stages == 1 else 'stages of equal size'}",
+            f"{written} {'leaves' if len(given) == 1 else 'leave'} {max(rest, 0)} of "
+            f"{named(preset, 'model.num_layers')} for {stages} {'stage' if stages == 1 else 'stages of equal size'}",
             f"use {first}: {mended}" if mended > 0 else "leave at least one layer for every stage",
             related=related,
         )
@@ -256,16 +259,21 @@ def _tp_fits_heads(preset: Preset, tp: int) -> bool:
     return preset.model.num_attention_heads % tp == 0 and _tp_fits_groups(preset, tp)
 
 
+def _tp_fits_model(preset: Preset, tp: int) -> bool:
+    model = preset.model
+    return _tp_fits_heads(preset, tp) and model.ffn_hidden_size % tp == 0 and model.vocab_size % tp == 0
+
+
 def _tp_fits_groups(preset: Preset, tp: int) -> bool:
     groups = preset.model.num_query_groups
     return groups is None or groups % tp == 0 or tp % groups == 0
 
 
 def _legal_tensor_sizes(context: GuardContext) -> list[int]:
-    """Tensor-parallel sizes that suit the GPUs, given the other sizes, and the heads. 1 always does."""
+    """Tensor-parallel sizes that suit the GPUs, given the other sizes, and the model's widths. 1 always does."""
     sizes = context.topology
     rest = sizes.pp * sizes.cp
-    return [tp for tp in divisors(sizes.world_size // rest) if _tp_fits_heads(context.preset, tp)]
+    return [tp for tp in divisors(sizes.world_size // rest) if _tp_fits_model(context.preset, tp)]
 
 
 @guard(
@@ -368,11 +376,13 @@ def sequence_padding_too_fine(context: GuardContext) -> Iterator[Finding]:
     if preset.parallel.sequence_parallel:
         parts.append(f"parallel.tensor_model_parallel_size ({sizes.tp}) under parallel.sequence_parallel")
         related += ["parallel.tensor_model_parallel_size", "parallel.sequence_parallel"]
+    path = "batch.sequence_padding_multiple"
     yield Finding(
-        "batch.sequence_padding_multiple",
-        f"{named(preset, 'batch.sequence_padding_multiple')} is not a multiple of {' x '.join(parts)} = {needed}",
-        f"use {-(-multiple // needed) * needed}",
-        related=tuple(related),
+        # Where the padding was left at 1, the parallel size is what the user wrote.
+        path if multiple > 1 else related[0],
+        f"{named(preset, path)} is not a multiple of {' x '.join(parts)} = {needed}",
+        f"set {path}: {-(-multiple // needed) * needed}",
+        related=(path, *related),
     )
 
 
@@ -548,4 +558,28 @@ def engine_gpus_not_divisible(context: GuardContext) -> Iterator[Finding]:
             f"{named(preset, path)} does not divide {total} ({gpus})",
             f"use {either(nearest(divisors(gpus), per_engine))}",
             related=("rollout.num_gpus", "cluster.gpus_per_node"),
+        )
+
+
+@guard(
+    "P3O316",
+    "width-not-divisible",
+    why="Tensor parallelism cuts the feed-forward layer and the vocabulary into equal slices, one per rank.",
+    fix="Choose a tensor-parallel size that divides ffn_hidden_size and vocab_size.",
+    source=f"ffn_hidden_size in {CONFIG}; --make-vocab-size-divisible-by in {ARGUMENTS}",
+)
+def width_not_divisible(context: GuardContext) -> Iterator[Finding]:
+    preset, sizes = context.preset, context.topology
+    if sizes.dp is None or not _tp_fits_heads(preset, sizes.tp):
+        return
+    uneven = [
+        f"model.{field}" for field in ("ffn_hidden_size", "vocab_size") if getattr(preset.model, field) % sizes.tp
+    ]
+    if uneven:
+        yield Finding(
+            "parallel.tensor_model_parallel_size",
+            f"{named(preset, 'parallel.tensor_model_parallel_size')} does not divide "
+            f"{both(named(preset, path) for path in uneven)}",
+            f"use {either(_legal_tensor_sizes(context))}",
+            related=tuple(uneven),
         )
