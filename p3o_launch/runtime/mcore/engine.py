@@ -23,8 +23,8 @@ from p3o_launch.runtime.rollout.stop_tokens import stop_token_ids
 from p3o_launch.runtime.types import Completion, GenerationRequest, SamplingParams
 from p3o_launch.schema import Preset
 
-CACHE_TOKENS = 1 << 16
-"""Default room of one batch's key/value cache [tokens]: 9.7 GB for a 4B Qwen3 in bf16, on one rank."""
+CACHE_TOKENS = 1 << 17
+"""Default room of one batch's key/value cache [tokens]: at most 19.3 GB for a 4B Qwen3 in bf16, on one rank."""
 
 
 class MegatronEngine:

@@ -38,9 +38,11 @@ def build_rollout_chunks(preset: Preset, groups: ParallelGroups) -> list[torch.n
             "overlap_moe_expert_parallel_comm": False,
         }
     )
+    # One token per row is no matrix that FP8 kernels take: rollouts compute in the trainer's wider type.
+    precision = preset.precision.model_copy(update={"fp8": None, "fp8_recipe": None})
     before = rng_state()
     try:
-        chunks = build_model(preset.model, parallel, preset.precision, groups)
+        chunks = build_model(preset.model, parallel, precision, groups)
     finally:
         restore_rng_state(before)
     if groups.cp_size > 1:
