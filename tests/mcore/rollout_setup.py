@@ -33,8 +33,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 """Name -> (ranks, the preset's parallel group)."""
 
 
-def make_preset(parallel: dict[str, object] | None = None, **rollout: object) -> Preset:
-    """A preset of the tiny model; ``parallel`` and ``rollout`` override those groups."""
+def make_preset(
+    parallel: dict[str, object] | None = None, params_dtype: str | None = None, **rollout: object
+) -> Preset:
+    """A preset of the tiny model; ``parallel``, ``precision.params_dtype`` and ``rollout`` override those fields."""
     batch = {"num_rollout": 1, "rollout_batch_size": 4, "n_samples_per_prompt": 4, "global_batch_size": 16}
     return Preset.model_validate(
         {
@@ -42,6 +44,7 @@ def make_preset(parallel: dict[str, object] | None = None, **rollout: object) ->
             "name": "tiny",
             "algorithm": {"advantage_estimator": "p3o"},
             "model": tiny_model().model_dump(),
+            "precision": {"params_dtype": params_dtype},
             "parallel": parallel or {},
             "batch": batch,
             "optimizer": {"lr": 1e-3},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from p3o_launch.errors import PreflightError, RunError
 from p3o_launch.runtime.mcore.engine import MegatronEngine
 from p3o_launch.runtime.mcore.model import unwrap
 from p3o_launch.runtime.mcore.rng import rng_state
-from p3o_launch.runtime.mcore.snapshot import is_rounded
+from p3o_launch.runtime.mcore.snapshot import is_rounded, refresh
 from p3o_launch.runtime.mcore.weights_hf import gathered
 from p3o_launch.runtime.objective import ess_moments, step_context
 from p3o_launch.runtime.rollout.engines import FACTORIES, EngineParts, create_engine
@@ -107,6 +108,21 @@ def test_building_an_engine_moves_no_weight_and_no_random_state(checkpoint: Path
     untouched, message = run_ranks(_building_moves_nothing, 1, checkpoint)[0]
     assert untouched
     assert message == "the rollout engine has no weights yet"
+
+
+class _OverlappingChunk(torch.nn.Linear):
+    """A wrapped chunk as the distributed optimizer leaves it: its weights arrive when they are asked for."""
+
+    ddp_config = SimpleNamespace(use_distributed_optimizer=True, overlap_param_gather=True)
+
+    def start_param_sync(self, force_sync: bool = False) -> None:
+        torch.nn.init.constant_(self.weight, 5.0 if force_sync else 0.0)
+
+
+def test_a_refresh_waits_for_weights_that_are_still_being_gathered() -> None:
+    rollout = torch.nn.Linear(2, 2)
+    refresh([rollout], [_OverlappingChunk(2, 2)], "none", None)  # type: ignore[arg-type]
+    assert torch.equal(rollout.weight, torch.full((2, 2), 5.0))
 
 
 def _training_mode(env: RankEnv, checkpoint: Path) -> tuple[bool, bool, bool]:

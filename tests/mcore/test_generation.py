@@ -55,24 +55,29 @@ def assert_same(found: list[Completion], expected: list[Completion]) -> None:
 # --- against the trainer ---------------------------------------------------------------------------------------------
 
 
-def _errors_by_temperature(env: RankEnv, checkpoint: Path) -> dict[float, tuple[float, float]]:
+def _errors_by_temperature(env: RankEnv, checkpoint: Path, dtype: str) -> dict[float, tuple[float, float]]:
     """Temperature -> (largest difference to the trainer at that temperature, and at temperature 1)."""
     found = {}
-    with engine_rank(env, checkpoint, make_preset()) as rank:
+    with engine_rank(env, checkpoint, make_preset(params_dtype=dtype)) as rank:
         for temperature in (0.7, 1.0, 1.2):
             work = requests()
             pairs = list(zip(work, rank.engine.generate(work, sampling(temperature)), strict=True))
             errors = []
             for at in (temperature, 1.0):
-                gaps = [teacher_log_probs(rank, r, c, at) - torch.tensor(c.log_probs) for r, c in pairs]
+                gaps = [
+                    teacher_log_probs(rank, r, c, at) - torch.tensor(c.log_probs, dtype=torch.float64) for r, c in pairs
+                ]
                 errors.append(float(torch.cat(gaps).abs().max()))
             found[temperature] = (errors[0], errors[1])
     return found
 
 
-def test_log_probs_are_the_trainers_at_the_temperature_that_was_sampled(checkpoint: Path) -> None:
-    for temperature, (same, unscaled) in run_ranks(_errors_by_temperature, 1, checkpoint)[0].items():
-        assert same < 2e-5
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 2e-5), ("float64", 1e-12)])
+def test_log_probs_are_the_trainers_at_the_temperature_that_was_sampled(
+    checkpoint: Path, dtype: str, limit: float
+) -> None:
+    for temperature, (same, unscaled) in run_ranks(_errors_by_temperature, 1, checkpoint, dtype)[0].items():
+        assert same < limit
         assert temperature == 1.0 or unscaled > 0.1  # the check can tell temperatures apart
 
 

@@ -75,12 +75,23 @@ def refresh(
     TP ranks must call it together when ``scheme`` rounds.
     """
     for copy_chunk, source_chunk in zip(rollout, trainer, strict=True):
+        _finish_param_gather(source_chunk)
         sources = dict(unwrap(source_chunk).named_parameters())
         targets = dict(unwrap(copy_chunk).named_parameters())
         assert sources.keys() == targets.keys(), sorted(sources.keys() ^ targets.keys())
         for name, target in targets.items():
             source = sources[name].detach()
             target.copy_(_rounded_shard(source, sources[name], scheme, groups) if is_rounded(name) else source)
+
+
+def _finish_param_gather(chunk: Any) -> None:
+    """Wait for weights that the distributed optimizer would otherwise gather during the next forward.
+
+    Written for GPUs (the CPU uses plain Adam), not run there here.
+    """
+    config = getattr(chunk, "ddp_config", None)
+    if config is not None and config.use_distributed_optimizer and config.overlap_param_gather:
+        chunk.start_param_sync(force_sync=True)
 
 
 def is_rounded(name: str) -> bool:
