@@ -90,4 +90,5 @@ def all_guards() -> dict[str, Rule]:
     for family in FAMILIES:
         import_module(f"p3o_launch.guards_{family}")
     import_module("p3o_launch.rules_file")
+    import_module("p3o_launch.rules_import")
     return dict(sorted(_RULES.items()))

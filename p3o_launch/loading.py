@@ -96,7 +96,7 @@ class _Loader:
                 self.fail("P3O001", here, "the file does not exist", _file_hint(path))
         except OSError as error:
             self.fail("P3O001", here, f"the file cannot be read: {error.strerror or error}")
-        except _Oversized:
+        except Oversized:
             self.fail("P3O004", here, f"the file is larger than {MAX_BYTES:,} bytes", "no preset needs that much")
         except NotText as error:
             self.fail("P3O001", Position(path, error.line, 1, origin), str(error), "save it as UTF-8 text")
@@ -162,8 +162,8 @@ class _Loader:
                 yield layer
 
 
-class _Oversized(Exception):
-    pass
+class Oversized(Exception):
+    """A file above ``MAX_BYTES``."""
 
 
 class NotText(Exception):
@@ -175,7 +175,7 @@ class NotText(Exception):
 
 
 def read_limited(path: str) -> bytes:
-    """The bytes of a regular file; OSError, or an internal exception when it is larger than ``MAX_BYTES``."""
+    """The bytes of a regular file; OSError, or Oversized when it is larger than ``MAX_BYTES``."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a directory")
@@ -184,7 +184,7 @@ def read_limited(path: str) -> bytes:
     with open(path, "rb") as stream:
         raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        raise _Oversized
+        raise Oversized
     return raw
 
 
