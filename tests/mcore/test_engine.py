@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from p3o_launch.errors import PreflightError, RunError
+from p3o_launch.runtime.mcore.checkpoint import load, save
+from p3o_launch.runtime.mcore.cpu_backend import device_backend
 from p3o_launch.runtime.mcore.engine import MegatronEngine
-from p3o_launch.runtime.mcore.model import unwrap
+from p3o_launch.runtime.mcore.model import unwrap, wrap_ddp
+from p3o_launch.runtime.mcore.optimizer import build_optimizer, build_scheduler
 from p3o_launch.runtime.mcore.rng import rng_state
 from p3o_launch.runtime.mcore.snapshot import is_rounded, refresh
 from p3o_launch.runtime.mcore.weights_hf import gathered
@@ -186,6 +189,40 @@ def test_a_matrix_rounds_alike_whole_and_split_over_ranks(checkpoint: Path) -> N
     whole = run_ranks(_whole_weights, 1, checkpoint, {})[0]
     for split in run_ranks(_whole_weights, 2, checkpoint, {"tensor_model_parallel_size": 2}):
         assert _same(split, whole)
+
+
+# --- across processes ------------------------------------------------------------------------------------------------
+
+
+def _save_and_load(env: RankEnv, checkpoint: Path, parallel: dict[str, int], directory: Path, saves: bool) -> list[Any]:
+    """[snapshot id, responses] after saving a snapshot the trainer has left behind, or after loading it."""
+    with engine_rank(env, checkpoint, make_preset(parallel, weight_quantization="int4")) as rank:
+        preset, groups = rank.preset, rank.groups
+        chunks = wrap_ddp(rank.chunks, preset.parallel, preset.precision, groups)
+        with device_backend(groups.device):
+            optimizer = build_optimizer(chunks, preset.optimizer, preset.precision, preset.parallel, groups.device)
+        parts = (chunks, optimizer, build_scheduler(optimizer, preset.optimizer, 10), groups)
+        if saves:
+            rank.engine.update_weights(7)
+            _train(rank.chunks, 1)
+            save(directory, *parts, {}, engine_state=rank.engine.state())
+        else:
+            _, engine_state = load(directory, *parts, engine_state=rank.engine.state())
+            rank.engine.load_state(engine_state)
+        return [rank.engine.snapshot_id, [c.response_ids for c in rank.engine.generate(requests(), sampling())]]
+
+
+@pytest.mark.parametrize(
+    "parallel", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=["dp2", "tp2", "pp2"]
+)
+def test_a_saved_snapshot_is_sampled_from_after_a_restart_in_any_layout(
+    checkpoint: Path, tmp_path: Path, parallel: dict[str, int]
+) -> None:
+    other = write_hf_checkpoint("qwen3", tmp_path, seed=1)  # what the second run starts with, before it loads
+    saved = run_ranks(_save_and_load, 2, checkpoint, {}, tmp_path / "saved", True)
+    loaded = run_ranks(_save_and_load, 2, other, parallel, tmp_path / "saved", False)
+    assert saved[0][0] == 7
+    assert all(result == saved[0] for result in [*saved, *loaded])
 
 
 # --- the registry ----------------------------------------------------------------------------------------------------
