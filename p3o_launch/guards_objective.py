@@ -166,7 +166,7 @@ def mismatch_metrics_forward(context: GuardContext) -> Iterator[Finding]:
     "opsm-mask",
     why="Off-policy sequence masking drops whole sequences from the gradient by their own ratio test, so the loss no "
     "longer averages over the tokens the ESS and the token count were taken from.",
-    fix="Remove use_opsm.",
+    fix="Remove algorithm.use_opsm; the cap already bounds off-policy tokens.",
     source=RELAX_P3O,
 )
 def opsm_mask(context: GuardContext) -> Iterator[Finding]:

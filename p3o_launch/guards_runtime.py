@@ -202,7 +202,7 @@ def _unknown_sampling(preset: Preset) -> Iterator[Finding]:
         path = f"rollout.{field}"
         if field not in _ENGINE_KNOWS and not knob.is_neutral(getattr(preset.rollout, field)):
             yield Finding(path, f"{named(preset, path)} has no effect: {instead}", f"remove {path}")
-    unknown = [name for name, value in preset.rollout.extra.items() if not _is_neutral(name, value)]
+    unknown = [name for name, value in preset.rollout.extra.items() if not _changes_nothing(preset, name, value)]
     if unknown:
         yield Finding(
             "rollout.extra",
@@ -211,9 +211,11 @@ def _unknown_sampling(preset: Preset) -> Iterator[Finding]:
         )
 
 
-def _is_neutral(name: str, value: object) -> bool:
+def _changes_nothing(preset: Preset, name: str, value: object) -> bool:
     knob = knob_of(name)
-    return value is None or (knob is not None and knob.is_neutral(value))
+    if value is None or (knob is not None and knob.is_neutral(value)):
+        return True
+    return name in ("temperature", "logprobs") and value == getattr(preset.rollout, name)
 
 
 def _refused_elsewhere(context: GuardContext) -> set[str]:

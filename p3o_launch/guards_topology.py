@@ -67,12 +67,26 @@ def _size_to_change(context: GuardContext) -> tuple[str, list[int]]:
     if not mended:
         return max(_SIZES, key=blame), []
     field = max(mended, key=blame)
-    legal = mended[field]
-    if field == "tensor_model_parallel_size":
-        legal = [tp for tp in legal if _tp_fits_model(context.preset, tp)] or legal
-    elif field == "pipeline_model_parallel_size":
-        legal = [pp for pp in legal if context.preset.model.num_layers % pp == 0] or legal
-    return field, legal
+    return field, _suitable(context, field, mended[field])
+
+
+def _suitable(context: GuardContext, field: str, legal: list[int]) -> list[int]:
+    """Those of the ``legal`` sizes that break no other relation, where there are any."""
+    preset, sizes = context.preset, context.topology
+    batch, others = preset.batch, math.prod(getattr(preset.parallel, f) for f in _SIZES if f != field)
+
+    def batch_divides(size: int) -> bool:
+        dp = sizes.world_size // (others * size)
+        micro = 1 if batch.use_dynamic_batch_size else batch.micro_batch_size
+        return batch.global_batch_size % (dp * micro) == 0 and batch.rollout_batch_size % dp == 0
+
+    def model_divides(size: int) -> bool:
+        if field == "tensor_model_parallel_size":
+            return _tp_fits_model(preset, size)
+        return field != "pipeline_model_parallel_size" or preset.model.num_layers % size == 0
+
+    fitting = [size for size in legal if model_divides(size)] or legal
+    return [size for size in fitting if batch_divides(size)] or fitting
 
 
 @guard(
@@ -161,15 +175,20 @@ def _mend_rollout(context: GuardContext, unit: int) -> tuple[str, str]:
     """The setting to blame, and the hint."""
     batch, dp = context.preset.batch, context.topology.dp
     assert dp is not None
-    # Prompts per rollout that fill whole steps and, for P3O313, spread evenly over the data-parallel ranks.
-    whole = batch.global_batch_size // math.gcd(batch.global_batch_size, batch.n_samples_per_prompt)
-    prompts = either(beside(batch.rollout_batch_size, math.lcm(whole, dp)))
+    prompts = either(_legal_rollout_batches(context, dp))
     path, hint = "batch.rollout_batch_size", f"use batch.rollout_batch_size {prompts}"
     steps = [size for size in divisors(context.topology.samples_per_rollout) if size % unit == 0]
     if steps and batch.rollout_batch_size % dp == 0:
         path = "batch.global_batch_size"
         hint = f"use {path} {either(nearest(steps, batch.global_batch_size))}, or {hint[4:]}"
     return path, hint
+
+
+def _legal_rollout_batches(context: GuardContext, dp: int) -> list[int]:
+    """The nearest numbers of prompts that fill whole steps and spread evenly over the data-parallel ranks."""
+    batch = context.preset.batch
+    whole = batch.global_batch_size // math.gcd(batch.global_batch_size, batch.n_samples_per_prompt)
+    return beside(batch.rollout_batch_size, math.lcm(whole, dp))
 
 
 @guard(
@@ -273,7 +292,8 @@ def _legal_tensor_sizes(context: GuardContext) -> list[int]:
     """Tensor-parallel sizes that suit the GPUs, given the other sizes, and the model's widths. 1 always does."""
     sizes = context.topology
     rest = sizes.pp * sizes.cp
-    return [tp for tp in divisors(sizes.world_size // rest) if _tp_fits_model(context.preset, tp)]
+    legal = [tp for tp in divisors(sizes.world_size // rest) if _tp_fits_model(context.preset, tp)]
+    return _suitable(context, "tensor_model_parallel_size", legal)
 
 
 @guard(
@@ -527,7 +547,7 @@ def rollout_batch_not_divisible(context: GuardContext) -> Iterator[Finding]:
     yield Finding(
         "batch.rollout_batch_size",
         f"{named(preset, 'batch.rollout_batch_size')} is not divisible by the data-parallel size ({dp})",
-        f"use {either(beside(prompts, dp))}",
+        f"use {either(_legal_rollout_batches(context, dp))}",
         related=tuple(f"parallel.{field}" for field in _SIZES),
     )
 

@@ -79,6 +79,7 @@ _ALIASES = {
     "rtx6000adageneration": "RTX 6000 Ada",
 }
 _LONGEST = 4
+_LARGEST_GIB = 320
 
 
 def find_gpu(name: str | None) -> Gpu | None:
@@ -114,4 +115,5 @@ _NAMES: dict[str, str] = {}
 def _written_memory(words: list[str]) -> int | None:
     text = " ".join(words)
     match = re.search(r"\b(\d{2,3}) ?(?:g|gb|gib)\b", text)
-    return int(match[1]) if match else None
+    # "GH200 480GB" names the memory of the CPU beside the GPU.
+    return int(match[1]) if match and int(match[1]) <= _LARGEST_GIB else None
