@@ -212,17 +212,25 @@ def _save_and_load(env: RankEnv, checkpoint: Path, parallel: dict[str, int], dir
         return [rank.engine.snapshot_id, [c.response_ids for c in rank.engine.generate(requests(), sampling())]]
 
 
+@pytest.fixture(scope="module")
+def saved(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A checkpoint of two data-parallel ranks, and what they sampled after saving it."""
+    directory = tmp_path_factory.mktemp("run") / "checkpoint"
+    first, second = run_ranks(_save_and_load, 2, checkpoint, {}, directory, True)
+    assert first == second
+    return directory, first
+
+
 @pytest.mark.parametrize(
     "parallel", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=["dp2", "tp2", "pp2"]
 )
 def test_a_saved_snapshot_is_sampled_from_after_a_restart_in_any_layout(
-    checkpoint: Path, tmp_path: Path, parallel: dict[str, int]
+    saved: tuple[Path, list[Any]], tmp_path: Path, parallel: dict[str, int]
 ) -> None:
+    directory, sampled = saved
+    assert sampled[0] == 7
     other = write_hf_checkpoint("qwen3", tmp_path, seed=1)  # what the second run starts with, before it loads
-    saved = run_ranks(_save_and_load, 2, checkpoint, {}, tmp_path / "saved", True)
-    loaded = run_ranks(_save_and_load, 2, other, parallel, tmp_path / "saved", False)
-    assert saved[0][0] == 7
-    assert all(result == saved[0] for result in [*saved, *loaded])
+    assert run_ranks(_save_and_load, 2, other, parallel, directory, False) == [sampled, sampled]
 
 
 # --- the registry ----------------------------------------------------------------------------------------------------
