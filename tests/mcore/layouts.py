@@ -32,7 +32,8 @@ class Layout:
     recompute: str = "none"
 
     def __str__(self) -> str:
-        parts = [f"{name}{size}" for name in ("tp", "pp", "cp", "vpp") if (size := getattr(self, name)) not in (1, None)]
+        sizes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "vpp")}
+        parts = [f"{name}{size}" for name, size in sizes.items() if size not in (1, None)]
         parts += [name for name in ("sp", "packed") if getattr(self, name)]
         parts += [self.recompute] if self.recompute != "none" else []
         return "-".join(parts) or "plain"
@@ -85,7 +86,7 @@ def train_steps(
             first: Outcome | None = None
             for _ in range(steps):
                 zero_gradients(chunks, optimizer)
-                loss, tokens = _forward_backward(chunks, groups, layout)
+                loss, tokens = forward_backward(chunks, groups, layout)
                 gradients = _whole(gathered(chunks, groups, gradients=True), groups)
                 _, norm, _ = optimizer.step()
                 first = first or Outcome(loss, tokens, float(norm), gradients, {})
@@ -102,7 +103,7 @@ def _recompute(layout: Layout) -> dict[str, Any]:
     return {"recompute_granularity": layout.recompute}
 
 
-def _forward_backward(chunks: list[Any], groups: Any, layout: Layout) -> tuple[float, int]:
+def forward_backward(chunks: list[Any], groups: Any, layout: Layout) -> tuple[float, int]:
     import torch
     import torch.distributed as dist
     from megatron.core.pipeline_parallel import get_forward_backward_func

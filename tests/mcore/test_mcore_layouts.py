@@ -1,4 +1,4 @@
-"""No parallel layout moves the loss, the gradient or the weights after a step: real processes, megatron-core throughout.
+"""No parallel layout moves the loss, the gradient or the weights after a step: real processes, Megatron throughout.
 
 float64 leaves nothing but the order of sums between two layouts; float32 adds rounding in kernels of other shapes.
 """
@@ -84,6 +84,4 @@ def test_layouts_agree(checkpoint: Path, precision: Precision) -> None:
         key: {what: value for what, value in values.items() if not value <= limits[what]}
         for key, values in found.items()
     }
-    worst = {what: max(values[what] for values in found.values()) for what in limits}
-    print(name, worst)
     assert not any(outside.values()), {key: value for key, value in outside.items() if value}

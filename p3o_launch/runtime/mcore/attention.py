@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from p3o_launch.runtime.mcore.compat import quiet_import
+from p3o_launch.runtime.mcore.compat import all_gather_single, quiet_import, reduce_scatter_single
 from p3o_launch.runtime.mcore.context_parallel import packed_zigzag_indices, zigzag_indices
 
 _MegatronModule = quiet_import("megatron.core.transformer.module").MegatronModule
@@ -36,14 +36,14 @@ class _GatherSequence(torch.autograd.Function):
     def forward(ctx: Any, local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         gathered = local.new_empty((group.size() * local.shape[0], *local.shape[1:]))
-        dist.all_gather_into_tensor(gathered, local.contiguous(), group=group)
+        all_gather_single(gathered, local.contiguous(), group)
         return gathered
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grad.contiguous()
         local = grad.new_empty((grad.shape[0] // ctx.group.size(), *grad.shape[1:]))
-        dist.reduce_scatter_tensor(local, grad, group=ctx.group)
+        reduce_scatter_single(local, grad, ctx.group)
         return local, None
 
 

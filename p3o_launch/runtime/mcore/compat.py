@@ -55,6 +55,18 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, tp_group: dist.Pr
     return result
 
 
+def all_gather_single(output: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Concatenate ``local`` of every rank on dim 0 into ``output``. torch 2.13 renamed the function."""
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    function(output, local, group=group)
+
+
+def reduce_scatter_single(output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Sum ``whole`` over the ranks and keep this rank's rows in ``output``. torch 2.13 renamed the function."""
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    function(output, whole, group=group)
+
+
 def filter_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """The part of ``arguments`` that this version's ``function`` knows."""
     known = inspect.signature(function).parameters
