@@ -7,7 +7,7 @@ turn it into neutral facts, and return what the guards say about them. They neve
 from __future__ import annotations
 
 from p3o_launch.importers.facts import Facts
-from p3o_launch.importers.lint import FRAMEWORKS, LintResult, lint_file, lint_text
+from p3o_launch.importers.lint import FRAMEWORKS, LintResult, Request, lint_file, lint_text
 from p3o_launch.importers.summary import summary
 
-__all__ = ["FRAMEWORKS", "Facts", "LintResult", "lint_file", "lint_text", "summary"]
+__all__ = ["FRAMEWORKS", "Facts", "LintResult", "Request", "lint_file", "lint_text", "summary"]

@@ -53,7 +53,7 @@ class Facts:
 
     ``start``: the place of a finding that belongs to no argument. ``style``: how a setting is written, ``"flag"``,
     ``"override"`` (Hydra) or ``"yaml"``. ``inapplicable``: codes that do not hold for the framework, each with the
-    reason. ``extra``: facts beyond the preset, by dotted name of the summary.
+    reason. ``remedies``: what to do about a path that the framework has no setting for. ``extra``: facts beyond the preset, by dotted name of the summary.
     """
 
     framework: str
@@ -65,6 +65,7 @@ class Facts:
     start: Position
     unknown: frozenset[str]
     inapplicable: Mapping[str, str]
+    remedies: Mapping[str, str]
     extra: Mapping[str, Any]
     findings: tuple[LocatedFinding, ...]
 
@@ -96,8 +97,12 @@ class Draft:
     names: dict[str, str] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     inapplicable: dict[str, str] = field(default_factory=dict)
+    remedies: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     findings: list[LocatedFinding] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inapplicable["P3O119"] = "it is about what P3O Launch's own runtime carries out"
 
     def put(self, path: str, value: Any, name: str = "", place: Position | None = None) -> None:
         """Record a fact. None means that it is not written: only its name and place are kept."""
@@ -143,6 +148,7 @@ class Draft:
             self.start,
             frozenset(self.unknown),
             self.inapplicable,
+            self.remedies,
             self.extra,
             tuple(self.findings),
         )

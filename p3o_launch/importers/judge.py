@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,6 +13,9 @@ from p3o_launch.importers.facts import Facts
 from p3o_launch.rules_file import file_finding
 from p3o_launch.schema import Group, Preset
 from p3o_launch.topology import topology
+
+
+_ABOUT_ROLLOUTS = ("P3O1", "P3O4")
 
 
 class _Watched:
@@ -39,8 +41,9 @@ def judge(facts: Facts) -> tuple[list[LocatedFinding], list[str]]:
     read: set[str] = set()
     watched = cast(Preset, _Watched(facts.preset, "", facts.opaque, read))
     sizes = topology(facts.preset)
+    rollouts = facts.extra.get("kind", "rl") == "rl"
     for code, rule in all_guards().items():
-        if rule.body is None or code in facts.inapplicable:
+        if rule.body is None or code in facts.inapplicable or (not rollouts and code.startswith(_ABOUT_ROLLOUTS)):
             continue
         context = GuardContext(watched)
         context.__dict__["topology"] = sizes  # derived once, from the facts themselves
@@ -96,12 +99,15 @@ class Words:
     def remedy(self, text: str) -> str:
         """A hint, with ``set PATH: VALUE`` in the way the user writes a setting."""
         text = _SET.sub(lambda match: self.setting(match[1], match[2]), text)
-        return self.sentence(_AND_SET.sub(lambda match: f"{match[1]} {self.setting(match[2], match[3])}", text))
+        text = _AND_SET.sub(lambda match: f"{match[1]} {self.setting(match[2], match[3]).removeprefix('pass ')}", text)
+        return self.sentence(text)
 
     def setting(self, path: str, value: str) -> str:
         """``pass --flag value``, or ``set key=value``."""
+        if path in self.facts.remedies:
+            return self.facts.remedies[path]
         name = self.name(path)
-        if name == path or " " in name:
+        if name == path:
             return f"set {name}: {value}"
         if self.facts.style != "flag":
             return f"set {name}{'=' if self.facts.style == 'override' else ': '}{value}"
@@ -127,11 +133,6 @@ def switched(facts: Facts) -> Facts:
     rollout = preset.rollout.model_copy(update={"fully_async": bool(facts.extra.get("streaming"))})
     inapplicable = {code: reason for code, reason in facts.inapplicable.items() if code != "P3O112"}
     preset = preset.model_copy(update={"algorithm": algorithm, "rollout": rollout})
-    return replace(facts, preset=preset, inapplicable=inapplicable)
+    remedies = {path: "P3O needs a trainer that divides by them" for path in facts.remedies}
+    return replace(facts, preset=preset, inapplicable=inapplicable, remedies=remedies)
 
-
-def p3o_notes(facts: Facts) -> Iterator[LocatedFinding]:
-    """What the guards cannot say about a switch to P3O. ``facts``: as imported, before the switch."""
-    from p3o_launch.importers.notes import notes
-
-    return notes(facts)

@@ -20,7 +20,6 @@ _SAME = {
     "model.num_attention_heads": "num_attention_heads",
     "model.kv_channels": "kv_channels",
     "model.vocab_size": "vocab_size",
-    "model.max_position_embeddings": "max_position_embeddings",
     "model.rotary_base": "rotary_base",
     "model.norm_epsilon": "layernorm_epsilon",
     "model.qk_layernorm": "qk_layernorm",
@@ -67,7 +66,6 @@ _SAME = {
     "optimizer.adam_beta2": "adam_beta2",
     "optimizer.adam_eps": "adam_eps",
     "optimizer.clip_grad": "clip_grad",
-    "algorithm.calculate_per_token_loss": "calculate_per_token_loss",
     "seed.seed": "seed",
     "checkpoint.save_interval": "save_interval",
 }
@@ -84,6 +82,11 @@ _STYLES = ("constant", "linear", "cosine")
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
 _RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 _PADS_ITSELF = "the framework pads sequences itself"
+
+
+def single(value: Any) -> Any:
+    """The value of a flag that may take several, when it has one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 class Reader:
@@ -123,6 +126,7 @@ def megatron_facts(read: Reader) -> None:
     _model(read)
     _precision(read)
     _parallel(read)
+    read.copy("algorithm.calculate_per_token_loss", "calculate_per_token_loss", always=False)
     read.copy("optimizer.lr_decay_style", "lr_decay_style", lambda style: style if style in _STYLES else None)
     read.draft.forget("batch.sequence_padding_multiple")
     _cluster(read)
@@ -133,12 +137,19 @@ def _model(read: Reader) -> None:
     draft = read.draft
     grouped = read.get("num_query_groups") if read.get("group_query_attention") else None
     read.value("model.num_query_groups", grouped, "num_query_groups")
+    if read.given("max_position_embeddings"):
+        read.copy("model.max_position_embeddings", "max_position_embeddings")
+    else:
+        draft.forget("model.max_position_embeddings")
+    if read.get("use_checkpoint_args"):  # the checkpoint brings the architecture
+        draft.forget("model.num_experts", "model.num_query_groups", "model.num_layers")
     for kind in ("attention_dropout", "hidden_dropout"):
         read.copy(f"model.{kind}", kind, always=False)
         if read.get("use_checkpoint_args"):
+            draft.extra[kind], draft.extra["dropout_source"] = read.get(kind), "the checkpoint (--use-checkpoint-args)"
             draft.forget(f"model.{kind}")
     draft.extra["dropout_explicit"] = read.given("attention_dropout") and read.given("hidden_dropout")
-    balancing = read.get("moe_router_load_balancing_type")
+    balancing = single(read.get("moe_router_load_balancing_type"))
     read.value("model.moe_router_load_balancing_type", balancing, "moe_router_load_balancing_type")
     if balancing not in _BALANCING:
         draft.forget("model.moe_router_load_balancing_type")
@@ -241,9 +252,11 @@ def megatron_rl(read: Reader) -> None:
     if use:
         draft.places["algorithm.advantage_estimator"] = use.place
     draft.extra["use_checkpoint_args"] = bool(read.get("use_checkpoint_args"))
+    draft.extra["normalize_advantages"] = None
+    environments = read.arguments.use("langrl_env_config")
+    draft.extra["hooks"] = {environments.flag: environments.raw} if environments else {}
     if not rl:
-        draft.extra.update({"behavior_logprobs": None, "rollout": None, "async": None, "kl": None, "eps_clip": None})
-        draft.put("batch.n_samples_per_prompt", None, "--grpo-group-size")
+        draft.extra.update({"rollout": None, "async": None, "kl": None, "eps_clip": None, "grpo_iterations": None})
         return
     _grpo(read)
     _megatron_sampling(read)
@@ -263,7 +276,9 @@ def _grpo(read: Reader) -> None:
     read.value("algorithm.use_kl_loss", beta > 0, "grpo_kl_beta")
     read.copy("algorithm.entropy_coef", "grpo_entropy_term_weight")
     read.value("algorithm.use_rollout_logprobs", False, "use_rollout_logprobs")
-    draft.names["algorithm.use_rollout_logprobs"] = "rollout log-probs as the ratio's denominator"
+    path = "algorithm.use_rollout_logprobs"
+    draft.names[path] = "the use of rollout log-probs as denominator"
+    draft.remedies[path] = "pass --rl-inference-logprobs-is-correction; this loss has no other denominator"
     read.copy("algorithm.use_tis", "rl_inference_logprobs_is_correction")
     corrected = bool(read.get("rl_inference_logprobs_is_correction"))
     iterations = read.get("grpo_iterations")
@@ -273,6 +288,8 @@ def _grpo(read: Reader) -> None:
             "correction",
             "tis.clip": read.get("rl_importance_sampling_truncation_coef") if corrected else None,
             "kl.type": "k3",
+            "micro_batch_size": read.get("micro_batch_size"),
+            "max_tokens_per_gpu": None,
             "grpo_iterations": iterations,
             "steps_factor": iterations if isinstance(iterations, int) else 1,
         }
@@ -301,10 +318,13 @@ def _lag(read: Reader) -> None:
     lag, partial = read.get("rl_generation_lag"), bool(read.get("rl_partial_rollouts"))
     # Without a lag of 0 partial rollouts generate ahead of the trainer, by a lag tuned at run time.
     asynchronous = partial and lag != 0
-    lag_flag = "rl_generation_lag" if read.given("rl_generation_lag") else "rl_partial_rollouts"
-    read.value("rollout.fully_async", asynchronous, lag_flag)
+    read.value("rollout.fully_async", asynchronous, "rl_partial_rollouts")
     if isinstance(lag, float) and 0 <= lag < 10**6:
         read.value("rollout.max_staleness", int(lag), "rl_generation_lag")
+    if asynchronous:
+        draft.extra["lag_note"] = "rollouts lag behind the trainer by a bounded number of batches; the window is complete"
+    elif partial:
+        draft.extra["lag_note"] = "partial rollouts: one sample may span several policy versions"
     draft.extra.update(
         {
             "streaming": False,

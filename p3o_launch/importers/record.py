@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p3o_launch.importers.megatron import Reader
+from p3o_launch.importers.megatron import Reader, single
 
 
 def argument_record(read: Reader) -> None:
@@ -31,20 +31,17 @@ def argument_record(read: Reader) -> None:
 def _experts(read: Reader) -> dict[str, Any]:
     # A checkpoint may bring the experts; flags about them are then the only sign.
     moe = read.get("num_experts") is not None or read.given("moe_router_load_balancing_type")
-    coefficient = read.get("moe_aux_loss_coeff")
-    if isinstance(coefficient, list) and len(coefficient) == 1:
-        coefficient = coefficient[0]
     biased = bool(read.get("moe_router_enable_expert_bias"))
     record: dict[str, Any] = {
         "num_experts": read.get("num_experts"),
         "topk": read.get("moe_router_topk") if read.get("num_experts") is not None else None,
-        "load_balancing": read.get("moe_router_load_balancing_type") if moe else None,
-        "aux_loss_coeff": coefficient if moe else None,
+        "load_balancing": single(read.get("moe_router_load_balancing_type")) if moe else None,
+        "aux_loss_coeff": single(read.get("moe_aux_loss_coeff")) if moe else None,
         "expert_bias": biased,
         "bias_update_rate": read.get("moe_router_bias_update_rate") if biased else None,
         "input_jitter_eps": read.get("moe_input_jitter_eps"),
         "capacity_factor": read.get("moe_expert_capacity_factor"),
-        "dispatcher": read.get("moe_token_dispatcher_type") if moe else None,
+        "dispatcher": read.get("moe_token_dispatcher_type") if read.given("moe_token_dispatcher_type") else None,
         "router_dtype": read.get("moe_router_dtype"),
         "overlap_ep_1f1b": bool(read.get("overlap_moe_expert_parallel_comm")),
         "routing_replay": bool(read.get("use_routing_replay") or read.get("moe_enable_routing_replay")),

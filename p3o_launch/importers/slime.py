@@ -131,7 +131,7 @@ def _forced(read: Reader) -> None:
 
 def _estimator(read: Reader) -> None:
     draft, estimator = read.draft, read.get("advantage_estimator")
-    draft.extra["estimator"] = estimator
+    draft.extra["estimator"], draft.extra["whitened"] = estimator, bool(read.get("normalize_advantages"))
     read.value("algorithm.advantage_estimator", "p3o" if estimator == "p3o" else "grpo", "advantage_estimator")
     if estimator == "ppo":
         read.value("algorithm.use_critic", True, "advantage_estimator")
@@ -292,8 +292,8 @@ def _placement(read: Reader, relax: bool) -> None:
     if roles:
         gpus["roles"] = {name: list(shape) for name, shape in roles.items()}
     draft.extra["num_gpus"] = gpus
-    if not colocate:
-        draft.extra["disaggregated"] = True
+    if not colocate and (rollout or 0) > train:
+        draft.forget("rollout.num_gpus")  # GPUs of their own, not a part of the trainer's
 
 
 def _roles(resource: Any) -> dict[str, tuple[int, int]]:
@@ -329,6 +329,7 @@ def _record(read: Reader, relax: bool) -> None:
     )
     draft.extra.setdefault("async.window_complete_before_train", not fully_async)
     if relax:
+        draft.extra["async.max_staleness"] = read.get("max_staleness")
         draft.extra["async.num_iters_per_train_update"] = read.get("num_iters_per_train_update")
         rank = read.get("lora_rank")
         mode = "adapter" if read.get("lora_adapter_mode") else "merge"

@@ -162,7 +162,7 @@ def _batch(facts: Facts) -> dict[str, Any]:
         "dynamic_global_batch": False,
         "samples_per_rollout": samples if known else None,
         "optimizer_steps_per_rollout": steps,
-        "num_gpus": {},
+        "num_gpus": _gpus(facts),
         "async": {
             "mode": "sync",
             "colocate": r.colocate,
@@ -173,6 +173,13 @@ def _batch(facts: Facts) -> dict[str, Any]:
             "window_complete_before_train": True,
         },
     }
+
+
+def _gpus(facts: Facts) -> dict[str, Any]:
+    """One pool of GPUs for everything, unless the importer knows better."""
+    cluster = facts.preset.cluster
+    world = None if "cluster.gpus_per_node" in facts.unknown else cluster.num_nodes * cluster.gpus_per_node
+    return {"train": world, "rollout": world, "critic": 0, "total": world}
 
 
 def _parallel_check(facts: Facts) -> dict[str, Any] | None:
