@@ -236,6 +236,24 @@ def test_a_saved_snapshot_is_sampled_from_after_a_restart_in_any_layout(
 # --- the registry ----------------------------------------------------------------------------------------------------
 
 
+def _stop_tokens_of_the_checkpoint(env: RankEnv, checkpoint: Path) -> list[Completion]:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [20, 21, 22, 23, 24, 25, 26, 27]}')
+    preset = make_preset()
+    preset = preset.model_copy(update={"model": preset.model.model_copy(update={"hf_checkpoint": str(checkpoint)})})
+    with engine_rank(env, checkpoint, preset) as rank:
+        engine = MegatronEngine(rank.chunks, rank.groups, preset)
+        engine.update_weights(0)
+        return engine.generate(requests(), sampling())
+
+
+def test_the_checkpoint_says_which_tokens_end_a_response(tmp_path: Path) -> None:
+    completions = run_ranks(_stop_tokens_of_the_checkpoint, 1, write_hf_checkpoint("qwen3", tmp_path))[0]
+    ended = [c for c in completions if not c.truncated]
+    assert ended
+    assert all(20 <= c.response_ids[-1] <= 27 for c in ended)
+    assert not any(20 <= token <= 27 for c in completions for token in c.response_ids[:-1])
+
+
 def _by_name(env: RankEnv, checkpoint: Path) -> bool:
     with engine_rank(env, checkpoint, make_preset()) as rank:
         engine = create_engine(EngineParts(rank.preset, rank.chunks, rank.groups, EOS))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from p3o_launch.assets import resolve_checkpoint
 from p3o_launch.errors import RunError
 from p3o_launch.runtime.mcore import snapshot
 from p3o_launch.runtime.mcore.generation import DecodeModel, batches, generate_batch
@@ -49,8 +50,6 @@ class MegatronEngine:
         self._groups = groups
         self._preset = preset
         if eos_ids is None:
-            from p3o_launch.assets import resolve_checkpoint
-
             eos_ids = stop_token_ids(resolve_checkpoint(preset.model.hf_checkpoint))
         self._eos_ids = eos_ids
         self._cache_tokens = cache_tokens
