@@ -1,0 +1,106 @@
+"""Compare two maths answers in a process of its own, which may be killed.
+
+Symbolic comparison of what a model wrote has no bound: ``9^{9^{9}}`` alone runs for minutes inside one C call that no
+signal interrupts. ``MathWorker`` gives each comparison a deadline; the answer that misses it is wrong, and the process
+is replaced. Run as a module, this file is that process: one JSON line in, one out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import selectors
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+DEADLINE_S = 5.0
+START_S = 60.0
+MEMORY_BYTES = 2 << 30
+
+
+class MathWorker:
+    """``equal(answer, label)`` with a deadline. Started at first use, ended with the interpreter or by ``close``."""
+
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        self.deadline_s = deadline_s
+        self.expired = 0
+        """Comparisons that missed the deadline."""
+        self._process: subprocess.Popen[str] | None = None
+
+    def equal(self, answer: str, label: str) -> bool:
+        """Whether both say the same number or expression; False when it cannot be decided in time."""
+        process = self._process if self._process is not None and self._process.poll() is None else self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps([answer, label]) + "\n")
+            process.stdin.flush()
+        except OSError:
+            self.close()
+            return False
+        line = self._line(process, self.deadline_s)
+        if line is None:
+            self.expired += 1
+            self.close()
+            return False
+        return bool(json.loads(line))
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "p3o_launch.runtime.rollout.math_worker"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        atexit.register(self.close)
+        self._line(self._process, START_S)  # "ready": its imports take longer than a comparison may
+        return self._process
+
+    def _line(self, process: subprocess.Popen[str], seconds: float) -> str | None:
+        """The next line of the process, None when it ends or is silent for ``seconds``."""
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            return (process.stdout.readline() or None) if selector.select(seconds) else None
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        process, self._process = self._process, None
+        atexit.unregister(self.close)
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def main() -> None:
+    """Answer comparisons until the input ends."""
+    import logging
+    import resource
+    import signal
+
+    from math_verify import parse, verify
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole foreground group; the parent decides
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns at each call that its time-outs are off
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_equal(parse, verify, *json.loads(line))), flush=True)
+
+
+def _equal(parse: Any, verify: Any, answer: str, label: str) -> bool:
+    try:
+        gold = parse(label if "\\boxed" in label else f"\\boxed{{{label}}}", parsing_timeout=None)
+        found = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
+        return bool(gold) and bool(found) and bool(verify(gold, found, timeout_seconds=None))
+    except Exception:
+        # Whatever a parser makes of a model's text, the answer is not the label; the process itself must go on.
+        return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Prompts: a JSONL file or the built-in task -> tokenised problems, in an order that the seed and rollout id fix.
+
+Read whole and checked before any actor starts: a run must not fail at its thousandth prompt. What may be left out
+(``data.overlong_prompts: skip``, ``data.malformed_lines: skip``) is counted in ``PromptSet.skipped``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from p3o_launch.errors import DataError, PreflightError
+from p3o_launch.runtime.rollout.arithmetic import problems
+from p3o_launch.runtime.types import Prompt
+from p3o_launch.schema import Data, Preset
+
+BUILTIN = "builtin:arithmetic"
+
+
+class Encoder(Protocol):
+    """What this module needs of a tokenizer."""
+
+    def encode(self, text: str, *, chat: bool = False) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Problems of one split. ``skipped``: number of records left out, by reason.
+
+    ``batch`` is a function of (seed, rollout id) alone, so a resumed run continues where it stopped.
+    """
+
+    prompts: Sequence[Prompt]
+    seed: int
+    shuffle: bool
+    skipped: dict[str, int] = field(default_factory=dict)
+    _orders: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def batch(self, rollout_id: int, count: int) -> list[Prompt]:
+        """Prompts number ``rollout_id * count`` and following of an endless sequence of shuffled passes."""
+        size = len(self.prompts)
+        places = range(rollout_id * count, (rollout_id + 1) * count)
+        return [self.prompts[self._order(place // size)[place % size]] for place in places]
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            order = list(range(len(self.prompts)))
+            if self.shuffle:
+                random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            while len(self._orders) >= 2:  # a batch may span two passes, never more of a set larger than it
+                self._orders.pop(next(iter(self._orders)))
+            self._orders[epoch] = order
+        return self._orders[epoch]
+
+
+def load_prompts(preset: Preset, tokenizer: Encoder, split: Literal["train", "eval"]) -> PromptSet:
+    """Read, check and tokenise the prompts of ``split``.
+
+    Raises DataError, with file and line, for a file or a record that cannot be used; PreflightError when nothing is left.
+    """
+    data = preset.data
+    source = data.prompt_data if split == "train" else data.eval_prompt_data
+    if source is None:
+        raise PreflightError(
+            "evaluation.interval is set, but data.eval_prompt_data names no prompts",
+            hint="name an evaluation file, or remove evaluation.interval",
+        )
+    skipped: dict[str, int] = {}
+    prompts: list[Prompt] = []
+    limit = preset.rollout.max_prompt_len
+    for record in _records(source, split, data, skipped):
+        ids = tokenizer.encode(record.text, chat=data.apply_chat_template)
+        if len(ids) > limit:
+            if data.overlong_prompts == "error":
+                raise DataError(
+                    f"{record.where(source)}: the prompt has {len(ids)} tokens, rollout.max_prompt_len is {limit}",
+                    path=source,
+                    line=record.line,
+                    hint="raise rollout.max_prompt_len, or set data.overlong_prompts: skip",
+                )
+            skipped["overlong prompt"] = skipped.get("overlong prompt", 0) + 1
+            continue
+        if not ids:
+            raise DataError(f"{record.where(source)}: the prompt has no tokens", path=source, line=record.line)
+        prompts.append(Prompt(len(prompts), record.text, tuple(ids), record.label))
+    if not prompts:
+        reasons = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items()) or "the file is empty"
+        raise DataError(f"{source} holds no usable prompt ({reasons})", path=source)
+    return PromptSet(prompts, preset.seed.seed, data.shuffle and split == "train", skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    text: str
+    label: str
+    line: int | None = None
+
+    def where(self, source: str) -> str:
+        return source if self.line is None else f"{source}:{self.line}"
+
+
+def _records(source: str, split: Literal["train", "eval"], data: Data, skipped: dict[str, int]) -> Iterator[_Record]:
+    if source == BUILTIN:
+        yield from (_Record(text, answer) for text, answer in problems(split))
+    elif source.startswith("builtin:"):
+        raise PreflightError(f"there is no built-in prompt set {source!r}", hint=f"the package ships {BUILTIN}")
+    else:
+        yield from _json_lines(source, data, skipped)
+
+
+def _json_lines(source: str, data: Data, skipped: dict[str, int]) -> Iterator[_Record]:
+    path = Path(source)
+    try:
+        # utf-8-sig: a byte order mark is not part of the first key.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield _record(line, number, source, data)
+                except DataError:
+                    if data.malformed_lines == "error":
+                        raise
+                    skipped["malformed line"] = skipped.get("malformed line", 0) + 1
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(f"{source} cannot be read: {reason.lower()}", path=source) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source} is not UTF-8 text (byte {error.start})", path=source) from error
+
+
+def _record(line: str, number: int, source: str, data: Data) -> _Record:
+    def fail(message: str, hint: str | None = None) -> DataError:
+        return DataError(f"{source}:{number}: {message}", path=source, line=number, hint=hint)
+
+    skip_hint = "mend the line, or set data.malformed_lines: skip"
+    try:
+        value: Any = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        detail = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise fail(f"not a JSON object ({detail})", skip_hint) from None
+    if not isinstance(value, dict):
+        raise fail(f"a JSON {_kind(value)}, not an object", skip_hint)
+    texts = []
+    for field_name, key in (("data.input_key", data.input_key), ("data.label_key", data.label_key)):
+        if key not in value:
+            raise fail(f"no key {key!r} ({field_name})", f"the record has {', '.join(map(repr, value)) or 'no keys'}")
+        text = value[key]
+        if isinstance(text, (int, float)) and not isinstance(text, bool):
+            text = str(text)
+        if not isinstance(text, str):
+            raise fail(f"{key!r} ({field_name}) is a {_kind(text)}, not text", skip_hint)
+        texts.append(text)
+    if not texts[0]:
+        raise fail(f"{data.input_key!r} (data.input_key) is empty", skip_hint)
+    return _Record(texts[0], texts[1], number)
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
+    return names.get(type(value), "null")
