@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding
-from p3o_launch.schema import Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 PAPER = "arXiv:2605.12380"
 ARGUMENTS = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py"
@@ -29,7 +32,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:g}" if math.isfinite(value) else str(value)
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -122,6 +125,19 @@ def actor_env(preset: Preset) -> dict[str, EnvEntry]:
     for name, value in preset.cluster.env.items():
         entries[name] = EnvEntry(value, f"cluster.env.{name}")
     return entries
+
+
+def version_of(text: str | None) -> tuple[int, ...] | None:
+    """``"v0.11.1rc2"`` -> (0, 11, 1); None when there is no number."""
+    if text is None:
+        return None
+    numbers = []
+    for part in text.strip().lower().lstrip("v").split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers) or None
 
 
 def leaves(value: object, path: str, key: str = "") -> Iterator[tuple[str, str, object]]:

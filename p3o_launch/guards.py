@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.schema import Preset
 from p3o_launch.topology import Topology, topology
 
-FAMILIES = ("objective", "replay", "topology", "rollout", "precision", "resources", "identity", "runtime")
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
+
+FAMILIES = ("objective", "replay", "topology", "rollout", "precision", "resources", "identity", "checkpoint", "runtime")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding, Severity
+from p3o_launch.guard_tools import actor_env, named
 from p3o_launch.guards import GuardContext, Rule, guard, register
 from p3o_launch.secret_shapes import secrets_of
 
@@ -31,6 +33,97 @@ register(
         allows="A resume with at least one step left.",
     )
 )
+
+
+# Below this many rollouts a run is quickly repeated.
+LONG_RUN = 100
+# Each rank has its own; one value for all of them breaks the layout.
+_OF_THE_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR")
+_PROTECTED = (*_OF_THE_RANK, "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RAY_JOB_ID")
+
+
+@guard(
+    "P3O707",
+    "nothing-to-resume",
+    Severity.WARNING,
+    why="A run that saves nothing before its end starts from zero after any interruption.",
+    fix="Set checkpoint.save_interval.",
+    source="design rule of p3o-launch; --save-interval of Megatron",
+    allows=f"Runs below {LONG_RUN} rollouts, and any save_interval below the number of rollouts.",
+    ignorable=True,
+)
+def nothing_to_resume(context: GuardContext) -> Iterator[Finding]:
+    preset = context.preset
+    rollouts, interval = preset.batch.num_rollout, preset.checkpoint.save_interval
+    if rollouts >= LONG_RUN and (interval is None or interval >= rollouts):
+        yield Finding(
+            "batch.num_rollout" if interval is None else "checkpoint.save_interval",
+            f"{named(preset, 'batch.num_rollout')} with {named(preset, 'checkpoint.save_interval')}: no checkpoint is "
+            "written before the end",
+            f"set checkpoint.save_interval: {rollouts // 10}",
+            related=("checkpoint.save_interval", "batch.num_rollout"),
+        )
+
+
+@guard(
+    "P3O708",
+    "protected-env-overridden",
+    why="The launcher gives each rank its place: rank, world size, address and GPU. One value for all ranks sends them "
+    "to the same GPU or the same place in the group, and they wait for each other without end.",
+    fix="Remove the variable. To choose GPUs, export CUDA_VISIBLE_DEVICES in the shell that launches the run; for an "
+    "existing cluster set cluster.ray_address.",
+    source="environment of torch.distributed's ranks and of Ray's workers",
+    allows="Any other variable; these in the launching shell.",
+)
+def protected_env_overridden(context: GuardContext) -> Iterator[Finding]:
+    for name, entry in actor_env(context.preset).items():
+        if name in _PROTECTED:
+            hint = {
+                "CUDA_VISIBLE_DEVICES": "remove it, and export it in the shell that launches the run",
+                "RAY_ADDRESS": "remove it, and set cluster.ray_address",
+            }.get(name, "remove it")
+            yield Finding(entry.path, f"{entry.path} overrides what the launcher gives each rank", hint)
+
+
+@guard(
+    "P3O709",
+    "kill-by-name",
+    why="A hook that ends processes by name ends those of everybody on the node, this run's own included.",
+    fix="Record the process id at the start and end that one, or its process group.",
+    source="https://github.com/AI45Lab/SAfactory/pull/80",
+    allows="kill with a process id, a group or a variable; pkill -P with a parent's id, -F with a pid file.",
+    ignorable=True,
+)
+def kill_by_name(context: GuardContext) -> Iterator[Finding]:
+    for field in ("pre_command", "post_command"):
+        command = getattr(context.preset.logging, field)
+        found = name_kill(command) if command else None
+        if found:
+            path = f"logging.{field}"
+            yield Finding(
+                path, f"{path} ends processes by name ({found}), whoever they belong to", "end them by process id"
+            )
+
+
+# Where a shell starts a command: the words before it do not end processes, quoted text elsewhere is no command.
+_START = (
+    r"(?:^|[;&|(`\n]|\b(?:then|do|else)\s|-c\s+[\"']|\bssh\s+\S+\s+[\"']?|\bsrun\s+(?:-\S+\s+)*)\s*"
+    r"(?:(?:sudo|exec|nohup|timeout\s+\S+|\w+=\S*)\s+)*"
+)
+_BY_NAME = (
+    r"(killall\b[^;&|\n]*"
+    r"|pkill\b(?![^;&|\n]*\s-(?:P|F|g|s|-parent|-pidfile|-pgroup|-session)\b)[^;&|\n]*"
+    r"|ray\s+stop\b[^;&|\n]*"
+    r"|kill\b[^;&|\n]*(?:\$\(|`)\s*(?:pgrep|pidof|ps)\b[^;\n]*"
+    r"|(?:pgrep|pidof)\b[^;&\n]*\|\s*xargs\s+(?:-\S+\s+)*kill\b[^;&|\n]*"
+    r"|ps\b[^;&\n]*grep[^;&\n]*xargs\s+(?:-\S+\s+)*kill\b[^;&|\n]*)"
+)
+
+
+def name_kill(command: str) -> str | None:
+    """The part of a shell command that ends processes by name, or None."""
+    match = re.search(_START + _BY_NAME, command)
+    return match[1].strip()[:60] if match else None
 
 
 @guard(

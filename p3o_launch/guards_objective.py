@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import ARGUMENTS, PAPER, both, dropout_findings, is_p3o, named, replays
 from p3o_launch.guards import GuardContext, guard
-from p3o_launch.schema import Algorithm, Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Algorithm, Preset
 
 RELAX_P3O = "https://github.com/redai-studio/Relax/pull/272"
 BAND = 0.2
@@ -288,9 +291,16 @@ def group_of_one(context: GuardContext) -> Iterator[Finding]:
             "batch.n_samples_per_prompt",
             f"batch.n_samples_per_prompt ({samples}) makes groups of one: every "
             f"{context.preset.algorithm.advantage_estimator} advantage is 0",
-            "use 2 or more",
+            f"use {_smallest_group(context)} or more",
             related=("algorithm.advantage_estimator",),
         )
+
+
+def _smallest_group(context: GuardContext) -> int:
+    """The smallest group of two or more that fills whole optimizer steps, if a reasonable one does."""
+    batch = context.preset.batch
+    filling = (n for n in range(2, 129) if batch.rollout_batch_size * n % batch.global_batch_size == 0)
+    return next(filling, 2)
 
 
 @guard(

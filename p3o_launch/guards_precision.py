@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding
-from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, either, named
+from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, either, named, version_of
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.hardware import Capability, find_gpu
 
@@ -135,6 +135,38 @@ def _is_ring(value: str) -> bool:
         if excluded != ("tree" in listed) or (not excluded and "ring" not in listed):
             return False
     return True
+
+
+@guard(
+    "P3O504",
+    "batch-invariant-on-this-gpu",
+    why="Batch-invariant kernels of vLLM exist from compute capability 8.0 on, and before vLLM 0.20 from 9.0 on. On an "
+    "older GPU the engine does not start.",
+    fix="Remove VLLM_BATCH_INVARIANT, or declare the GPU and the engine version the run will use.",
+    source="https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/; "
+    "https://github.com/vllm-project/vllm/issues/29571; https://github.com/vllm-project/vllm/pull/50993",
+    allows="Hopper and later; Ampere with vLLM 0.20 or later, or with a version that is not declared; a GPU that is "
+    "not declared or not known.",
+    ignorable=True,
+)
+def batch_invariant_on_this_gpu(context: GuardContext) -> Iterator[Finding]:
+    preset, rollout = context.preset, context.preset.rollout
+    entry = actor_env(preset).get("VLLM_BATCH_INVARIANT")
+    gpu, version = find_gpu(preset.cluster.gpu), version_of(rollout.engine_version)
+    if entry is None or entry.value.strip() != "1" or rollout.engine != "vllm":
+        return
+    if preset.cluster.device != "cuda" or gpu is None:
+        return
+    needed = (9, 0) if version is not None and version < (0, 20) else (8, 0)
+    if gpu.capability < needed:
+        engine = "vllm" if version is None else f"vllm {rollout.engine_version}"
+        yield Finding(
+            entry.path,
+            f"{entry.path} (1) needs compute capability {_dotted(needed)} with {engine}, but "
+            f"{named(preset, 'cluster.gpu')} has {_dotted(gpu.capability)}",
+            "remove it" if gpu.capability < (8, 0) else "remove it, or use vllm 0.20 or later",
+            related=("rollout.engine", "rollout.engine_version", "cluster.gpu"),
+        )
 
 
 @guard(

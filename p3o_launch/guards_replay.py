@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import ARGUMENTS, CONFIG, PAPER, dropout_findings, named, replays
 from p3o_launch.guards import GuardContext, guard
+from p3o_launch.hardware import find_gpu
 
 RELAX_P3O = "https://github.com/redai-studio/Relax/pull/272"
 LIFTED = "algorithm.ess_scope: micro_batch and grpo, which read each micro-batch once."
@@ -52,9 +53,14 @@ def fp8_amax_history(context: GuardContext) -> Iterator[Finding]:
     yield Finding(
         path,
         f"{subject}: the statistics pass changes the scales of the train pass",
-        "set precision.fp8_recipe: tensorwise, which keeps no history",
+        "set precision.fp8_recipe: tensorwise, which keeps no history" if _has_fp8(context) else "remove precision.fp8",
         related=related,
     )
+
+
+def _has_fp8(context: GuardContext) -> bool:
+    gpu = find_gpu(context.preset.cluster.gpu)
+    return gpu is None or gpu.capability >= (8, 9)
 
 
 @guard(

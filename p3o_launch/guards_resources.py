@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named
+from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, shown, version_of
 from p3o_launch.guards import GuardContext, Rule, guard, register
 from p3o_launch.hardware import find_gpu
 
@@ -106,6 +106,124 @@ def cuda_device_max_connections(context: GuardContext) -> Iterator[Finding]:
         f'add to cluster.env: {_CONNECTIONS}: "1"' if entry is None else 'use "1"',
         related=(*spread, "cluster.gpu", "cluster.env"),
     )
+
+
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@guard(
+    "P3O601",
+    "expandable-segments-with-offload",
+    why="A colocated engine frees its memory for the trainer through an allocator hook. Expandable segments come from "
+    "another path the hook does not see, so the pause frees nothing and the next phase runs out of memory.",
+    fix="Remove expandable_segments:True from the allocator variable.",
+    source="https://github.com/fzyzcjy/torch_memory_saver/issues/24",
+    allows="Engines on GPUs of their own; vLLM 0.20.1 and later, or of a version that is not declared; the megatron "
+    "engine, which shares the trainer's allocator.",
+    ignorable=True,
+)
+def expandable_segments_with_offload(context: GuardContext) -> Iterator[Finding]:
+    preset, rollout = context.preset, context.preset.rollout
+    version = version_of(rollout.engine_version)
+    old_vllm = rollout.engine == "vllm" and version is not None and version < (0, 20, 1)
+    if not rollout.colocate or not (rollout.engine == "sglang" or old_vllm):
+        return
+    env = actor_env(preset)
+    for name in _ALLOCATOR:
+        if name in env and "expandable_segments:true" in env[name].value.lower().replace(" ", ""):
+            engine = rollout.engine if rollout.engine == "sglang" else f"vllm {rollout.engine_version}"
+            yield Finding(
+                env[name].path,
+                f"{env[name].path} ({env[name].value}) keeps the colocated {engine} engine from freeing its memory",
+                "remove expandable_segments:True",
+                related=("rollout.engine", "rollout.engine_version", "rollout.colocate"),
+            )
+
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_NEVER_PROXIED = ("localhost", "127.0.0.1")
+
+
+@guard(
+    "P3O605",
+    "proxy-reaches-the-engine",
+    Severity.WARNING,
+    why="The rollout engine is an HTTP server on the cluster's own nodes, and its clients honour proxy variables. "
+    "Calls that go through a proxy answer 503 although every server is alive; the client does not "
+    "understand ranges such as 10.0.0.0/8 in no_proxy.",
+    fix="List localhost, 127.0.0.1 and the exact addresses of the nodes in no_proxy.",
+    source="https://github.com/THUDM/slime/pull/1714",
+    allows="no_proxy with localhost, 127.0.0.1 and node addresses, or *; no proxy; the megatron engine, which has no "
+    "server.",
+    ignorable=True,
+)
+def proxy_reaches_the_engine(context: GuardContext) -> Iterator[Finding]:
+    preset, env = context.preset, actor_env(context.preset)
+    spellings = [name for proxy in _PROXIES for name in (proxy, proxy.upper())]
+    proxy = next((env[name] for name in spellings if name in env and env[name].value), None)
+    if preset.rollout.engine == "megatron" or proxy is None:
+        return
+    exempt = env.get("no_proxy") or env.get("NO_PROXY")
+    hosts = [host.strip() for host in exempt.value.split(",")] if exempt is not None else []
+    missing = [host for host in _NEVER_PROXIED if host not in hosts]
+    ranges = [host for host in hosts if "/" in host]
+    if "*" in hosts or not (missing or (ranges and len(hosts) == len(ranges) + len(_NEVER_PROXIED))):
+        return
+    reason = (
+        f"no_proxy does not list {both(missing)}" if missing else f"no_proxy names nodes only by range ({ranges[0]})"
+    )
+    yield Finding(
+        exempt.path if exempt is not None else proxy.path,
+        f"{proxy.path} is set and {reason}: calls to {named(preset, 'rollout.engine')} go through the proxy",
+        "list localhost, 127.0.0.1 and the exact node addresses in cluster.env.no_proxy",
+        related=("rollout.engine", proxy.path),
+    )
+
+
+_RUNTIME_ENV_KEYS = frozenset(
+    (
+        *("working_dir", "py_modules", "py_executable", "excludes", "env_vars", "config", "pip", "uv", "conda"),
+        *("container", "image_uri", "java_jars", "worker_process_setup_hook", "nsight", "rocprof_sys"),
+    )
+)
+
+
+@guard(
+    "P3O607",
+    "ray-runtime-env",
+    why="Ray drops a top-level key it does not know with a warning in a log, and refuses an environment value that is "
+    "no text after the job has been submitted.",
+    fix="Use the keys of Ray's runtime environment, and quote numbers and booleans in env_vars.",
+    source="https://docs.ray.io/en/latest/ray-core/api/doc/ray.runtime_env.RuntimeEnv.html",
+    allows="Every key Ray 2.60 knows, with any content but that of env_vars.",
+)
+def ray_runtime_env(context: GuardContext) -> Iterator[Finding]:
+    runtime_env = context.preset.cluster.runtime_env
+    for key in runtime_env:
+        if key not in _RUNTIME_ENV_KEYS:
+            from difflib import get_close_matches  # start-up must not pay for it
+
+            close = get_close_matches(str(key), _RUNTIME_ENV_KEYS, n=1)
+            yield Finding(
+                f"cluster.runtime_env.{key}",
+                f"cluster.runtime_env has no key {shown(key)}: Ray would drop it",
+                f"did you mean {close[0]}?" if close else "variables belong in cluster.env",
+                key=True,
+            )
+    env_vars = runtime_env.get("env_vars", {})
+    if not isinstance(env_vars, dict):
+        yield Finding(
+            "cluster.runtime_env.env_vars", "cluster.runtime_env.env_vars is not a mapping", "write NAME: value"
+        )
+        return
+    for name, value in env_vars.items():
+        if not isinstance(value, str):
+            path = f"cluster.runtime_env.env_vars.{name}"
+            kind = "empty" if value is None else _KINDS.get(type(value), "no scalar")
+            yield Finding(path, f"{path} is {kind}, not text: Ray refuses it", "put the value in quotes")
+
+
+_KINDS = {bool: "a boolean", int: "a number", float: "a number"}
 
 
 register(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, shown
+from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, shown, version_of
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.guards_objective import corrections
 from p3o_launch.sampling_rules import FIELDS, knob_of, same_name
-from p3o_launch.schema import Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 
 @guard(
@@ -123,6 +126,30 @@ def identical_samples(context: GuardContext) -> Iterator[Finding]:
                 f"remove {path}; seed.rollout_seed seeds the rollouts",
                 related=("batch.n_samples_per_prompt",),
             )
+
+
+@guard(
+    "P3O405",
+    "speculative-decoding-log-probs",
+    why="Before vLLM 0.11.1 a request with speculative decoding returns no log-probs of the target model: they read 0, "
+    "or those of the draft. The ratio's denominator is then made up.",
+    fix="Set rollout.speculative_decoding: false, or use vLLM 0.11.1 or later.",
+    source="https://github.com/vllm-project/vllm/pull/26060; https://github.com/vllm-project/vllm/issues/17876",
+    allows="vLLM 0.11.1 and later, SGLang, and an engine whose version is not declared.",
+)
+def speculative_decoding_log_probs(context: GuardContext) -> Iterator[Finding]:
+    preset, rollout = context.preset, context.preset.rollout
+    version = version_of(rollout.engine_version)
+    if not rollout.speculative_decoding or rollout.engine != "vllm" or not policy_ratio_from_rollout(preset):
+        return
+    if version is not None and version < (0, 11, 1):
+        yield Finding(
+            "rollout.speculative_decoding",
+            f"rollout.speculative_decoding (true) with vllm {rollout.engine_version}: the log-probs it returns are not "
+            "the target model's",
+            "set rollout.speculative_decoding: false, or use vllm 0.11.1 or later",
+            related=("rollout.engine", "rollout.engine_version"),
+        )
 
 
 @guard(

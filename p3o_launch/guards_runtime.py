@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding
 from p3o_launch.guard_tools import both, is_p3o, named, value_at
 from p3o_launch.guards import GuardContext, all_guards, guard
 from p3o_launch.guards_objective import kl_loss_is_on, kl_reward_is_on
 from p3o_launch.sampling_rules import FIELDS, knob_of
-from p3o_launch.schema import Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 _CODE = "P3O119"
 # Truncation the megatron engine performs; the other sampling settings it does not know.

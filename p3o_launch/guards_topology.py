@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding
 from p3o_launch.guard_tools import ARGUMENTS, CONFIG, beside, both, divisors, either, named, nearest
 from p3o_launch.guards import GuardContext, guard
-from p3o_launch.schema import Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 _EXPERT = "parallel.expert_model_parallel_size"
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
@@ -73,7 +76,9 @@ def _size_to_change(context: GuardContext) -> tuple[str, list[int]]:
 def _suitable(context: GuardContext, field: str, legal: list[int]) -> list[int]:
     """Those of the ``legal`` sizes that break no other relation, where there are any."""
     preset, sizes = context.preset, context.topology
-    batch, others = preset.batch, math.prod(getattr(preset.parallel, f) for f in _SIZES if f != field)
+    batch, others = preset.batch, 1
+    for other in _SIZES:
+        others *= 1 if other == field else getattr(preset.parallel, other)
 
     def batch_divides(size: int) -> bool:
         dp = sizes.world_size // (others * size)
@@ -83,7 +88,8 @@ def _suitable(context: GuardContext, field: str, legal: list[int]) -> list[int]:
     def model_divides(size: int) -> bool:
         if field == "tensor_model_parallel_size":
             return _tp_fits_model(preset, size)
-        return field != "pipeline_model_parallel_size" or preset.model.num_layers % size == 0
+        layers = preset.model.num_layers if field == "pipeline_model_parallel_size" else size
+        return bool(layers % size == 0)
 
     fitting = [size for size in legal if model_divides(size)] or legal
     return [size for size in fitting if batch_divides(size)] or fitting
@@ -153,8 +159,8 @@ def _legal_global_batches(context: GuardContext, unit: int) -> list[int]:
 def rollout_does_not_fill_steps(context: GuardContext) -> Iterator[Finding]:
     preset, samples, unit = context.preset, context.topology.samples_per_rollout, _step_unit(context)
     step = preset.batch.global_batch_size
-    if unit is None or step % unit != 0 or samples % step == 0:
-        return
+    if unit is None or step % unit != 0 or samples % step == 0 or preset.batch.n_samples_per_prompt < 2:
+        return  # the number of samples must change anyway: P3O112
     prompts, per_prompt = preset.batch.rollout_batch_size, preset.batch.n_samples_per_prompt
     made = f"batch.rollout_batch_size ({prompts}) x batch.n_samples_per_prompt ({per_prompt}) = {samples} samples"
     if samples < step:

@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from p3o_launch.schema import Group, Preset
+from p3o_launch.fields import FIELDS, TOP
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +170,12 @@ def secrets_of(preset: Preset) -> Iterator[Secret]:
 
 
 def _fields(preset: Preset) -> Iterator[tuple[str, Any]]:
-    for name, field in Preset.model_fields.items():
-        shape = field.annotation
-        if isinstance(shape, type) and issubclass(shape, Group):
-            group = _read(preset, name)
-            for inner in shape.model_fields:
-                yield f"{name}.{inner}", _read(group, inner)
-        else:
-            yield name, _read(preset, name)
+    for name in TOP:
+        yield name, _read(preset, name)
+    for name, fields in FIELDS.items():
+        group = _read(preset, name)
+        for inner in fields:
+            yield f"{name}.{inner}", _read(group, inner)
 
 
 def _read(model: Any, name: str) -> Any:

@@ -199,7 +199,7 @@ def test_a_secret_used_as_a_key_is_not_shown() -> None:
 
 
 def test_a_numeric_password() -> None:
-    changes: dict[str, Any] = {"cluster.runtime_env": {"db": {"password": 123456, "port": 6379, "token_count": 5}}}
+    changes: dict[str, Any] = {"cluster.runtime_env": {"config": {"password": 123456, "port": 6379, "token_count": 5}}}
     assert codes(changes) == ["705"]
 
 
