@@ -305,7 +305,7 @@ class _Parser:
             for use in uses[:-1]:
                 flag = self.arguments.table.find(use.flag)
                 same = use.value == last.value and use.value is not UNKNOWN
-                if same or use.raw == last.raw == "" and use.flag == last.flag or (flag and flag.action == "append"):
+                if same or (use.raw == last.raw == "" and use.flag == last.flag) or (flag and flag.action == "append"):
                     continue
                 shown = f"{use.flag} {shorten(use.raw)}".rstrip()
                 message = f"{shown} has no effect: line {last.key.line} sets {last.flag} {shorten(last.raw)}".rstrip()

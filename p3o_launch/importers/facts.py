@@ -53,7 +53,8 @@ class Facts:
 
     ``start``: the place of a finding that belongs to no argument. ``style``: how a setting is written, ``"flag"``,
     ``"override"`` (Hydra) or ``"yaml"``. ``inapplicable``: codes that do not hold for the framework, each with the
-    reason. ``remedies``: what to do about a path that the framework has no setting for. ``extra``: facts beyond the preset, by dotted name of the summary.
+    reason. ``remedies``: what to do about a path that the framework has no setting for. ``extra``: facts beyond the
+    preset, by dotted name of the summary.
     """
 
     framework: str

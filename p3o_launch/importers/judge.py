@@ -14,7 +14,6 @@ from p3o_launch.rules_file import file_finding
 from p3o_launch.schema import Group, Preset
 from p3o_launch.topology import topology
 
-
 _ABOUT_ROLLOUTS = ("P3O1", "P3O4")
 
 
@@ -133,6 +132,7 @@ def switched(facts: Facts) -> Facts:
     rollout = preset.rollout.model_copy(update={"fully_async": bool(facts.extra.get("streaming"))})
     inapplicable = {code: reason for code, reason in facts.inapplicable.items() if code != "P3O112"}
     preset = preset.model_copy(update={"algorithm": algorithm, "rollout": rollout})
-    remedies = {path: "P3O needs a trainer that divides by them" for path in facts.remedies}
+    remedies = dict(facts.remedies)
+    if facts.framework in ("megatron", "nemo_rl"):  # their corrections are not a denominator
+        remedies["algorithm.use_rollout_logprobs"] = "P3O needs a trainer that divides by them"
     return replace(facts, preset=preset, inapplicable=inapplicable, remedies=remedies)
-

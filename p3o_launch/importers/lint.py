@@ -11,12 +11,12 @@ from p3o_launch.errors import UsageError
 from p3o_launch.importers.arguments import parse
 from p3o_launch.importers.facts import Draft, Facts
 from p3o_launch.importers.flags import table
+from p3o_launch.importers.from_yaml import draft_from_yaml
 from p3o_launch.importers.judge import judge, switched
 from p3o_launch.importers.megatron import Reader, environment, megatron_rl
 from p3o_launch.importers.notes import notes
 from p3o_launch.importers.overrides import custom_config
 from p3o_launch.importers.record import argument_record
-from p3o_launch.importers.settings import load_settings
 from p3o_launch.importers.slime import slime_facts
 from p3o_launch.importers.source import read_source
 from p3o_launch.importers.words import split
@@ -66,7 +66,7 @@ def lint_text(text: str, request: Request, file: str = "<text>") -> LintResult:
     if not text.strip():
         return LintResult(CheckResult(file, None, (file_finding("P3O001", start, "the file is empty"),)))
     if request.framework in ("verl", "nemo_rl"):
-        draft, broken = load_settings(text, request.framework, file, request.overrides)
+        draft, broken = draft_from_yaml(text, request.framework, file, request.overrides)
         if draft is None:
             return LintResult(CheckResult(file, None, _sorted(broken)))
     else:

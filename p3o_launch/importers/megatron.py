@@ -185,9 +185,7 @@ def _parallel(read: Reader) -> None:
     layers, pp = draft.get("model.num_layers"), read.get("pipeline_model_parallel_size")
     if isinstance(stages, int) and stages > 0 and isinstance(layers, int) and isinstance(pp, int) and pp > 0:
         chunk = max(1, layers // (pp * stages))
-        read.value(
-            "parallel.num_layers_per_virtual_pipeline_stage", chunk, "num_virtual_stages_per_pipeline_rank"
-        )
+        read.value("parallel.num_layers_per_virtual_pipeline_stage", chunk, "num_virtual_stages_per_pipeline_rank")
     modules = read.get("cuda_graph_modules") or read.get("cuda_graph_scope_deprecated") or []
     whole = read.get("cuda_graph_impl") == "full_iteration" or "full_iteration" in modules
     dest = "cuda_graph_impl" if read.get("cuda_graph_impl") == "full_iteration" else "cuda_graph_scope_deprecated"
@@ -228,7 +226,7 @@ def _learning_rate(read: Reader) -> None:
         warmup = read.get(f"lr_warmup_{unit}")
         if not (isinstance(length, int) and isinstance(decay, int) and isinstance(warmup, int)):
             continue
-        if 0 < warmup and abs(length - warmup - decay) <= max(2, length // 10**6) and decay < length:
+        if warmup > 0 and abs(length - warmup - decay) <= max(2, length // 10**6) and decay < length:
             use = read.arguments.use(f"lr_decay_{unit}")
             flag = f"--lr-decay-{unit}"
             read.draft.report(
@@ -322,7 +320,7 @@ def _lag(read: Reader) -> None:
     if isinstance(lag, float) and 0 <= lag < 10**6:
         read.value("rollout.max_staleness", int(lag), "rl_generation_lag")
     if asynchronous:
-        draft.extra["lag_note"] = "rollouts lag behind the trainer by a bounded number of batches; the window is complete"
+        draft.extra["lag_note"] = "rollouts lag the trainer by a bounded number of batches; the window is complete"
     elif partial:
         draft.extra["lag_note"] = "partial rollouts: one sample may span several policy versions"
     draft.extra.update(

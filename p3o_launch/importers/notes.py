@@ -16,7 +16,7 @@ def notes(facts: Facts) -> Iterator[LocatedFinding]:
     kind = facts.extra.get("kind", "rl")
     if kind != "rl":
         yield import_finding(
-            "P3O020", facts.start, f"this is {_KINDS.get(kind, kind)}: there are no rollouts P3O could be switched on for"
+            "P3O020", facts.start, f"this is {_KINDS.get(kind, kind)}: there are no rollouts to switch P3O on for"
         )
         return
     yield from _undecided(facts)
@@ -52,7 +52,7 @@ def _undecided(facts: Facts) -> Iterator[LocatedFinding]:
         yield import_finding(
             "P3O024",
             facts.place("algorithm.calculate_per_token_loss"),
-            "token-mean is taken per micro-batch by the legacy workers, and over the whole batch only by engine workers",
+            "token-mean is taken per micro-batch by the legacy workers, over the whole batch only by engine workers",
             "use the engine workers",
             "algorithm.calculate_per_token_loss",
         )

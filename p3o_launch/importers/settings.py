@@ -30,6 +30,7 @@ DEFAULT_ORIGIN = "default"
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"\$\{([^${}]*)\}")
 _INNER = re.compile(r"\$\{([^${}]*)\}")
+_COMPLETE = {"actor_rollout_ref", "algorithm", "data", "trainer"}
 UNKNOWN = object()
 
 
@@ -81,8 +82,7 @@ class Settings:
         """The value of a text with interpolations."""
         for _ in range(MAX_HOPS):
             if match := _WHOLE.fullmatch(text):
-                value = self._resolve(match[1], path, hops)
-                return value
+                return self._resolve(match[1], path, hops)
             match = _INNER.search(text)
             if match is None:
                 return _number(scalar(text)) if len(text) < 64 else text
@@ -107,10 +107,10 @@ class Settings:
             fallback = _number(scalar(operands[1].strip("'\""))) if len(operands) > 1 and operands[1] else None
             return self._at(operands[0], path, hops, fallback)
         if name in ("mul", "add", "sub") and len(operands) == 2:
-            left, right = (_number(scalar(part)) if part else None for part in operands)
-            numbers = all(isinstance(side, (int, float)) and not isinstance(side, bool) for side in (left, right))
-            if numbers and abs(left) < 1e12 and abs(right) < 1e12:
-                return {"mul": lambda: left * right, "add": lambda: left + right, "sub": lambda: left - right}[name]()
+            sides = [_operand(part) for part in operands]
+            if None not in sides:
+                left, right = sides
+                return {"mul": left * right, "add": left + right, "sub": left - right}[name]
         return UNKNOWN
 
     def _at(self, target: str, path: str, hops: int, fallback: Any) -> Any:
@@ -123,6 +123,13 @@ class Settings:
             return fallback if node is None else UNKNOWN
         value = self._plain(node, target, hops - 1)
         return fallback if value is None and fallback is not UNKNOWN else value
+
+
+def _operand(text: str) -> Any:
+    """A number that sums and products can hold, or None."""
+    value = _number(scalar(text)) if text else None
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
+    return value if usable else None
 
 
 def _number(value: Any) -> Any:
@@ -172,14 +179,14 @@ class _Loader:
         defaults = entries.pop("defaults", None)
         root = Node(own.position, entries)
         base: Node | None = None
-        for parent in self.parents(defaults, file, open_files):
+        for parent in self.parents(defaults, file, open_files, complete=entries.keys() >= _COMPLETE):
             base = parent if base is None else merge(base, parent)
         return merge(base, root) if base is not None else root
 
-    def parents(self, entry: Entry | None, file: str, open_files: tuple[str, ...]) -> list[Node]:
+    def parents(self, entry: Entry | None, file: str, open_files: tuple[str, ...], complete: bool) -> list[Node]:
         if entry is None:
-            if self.framework == "verl" and not open_files:
-                # A resolved configuration stands alone; anything else builds on a trainer of verl's.
+            if self.framework == "verl" and not open_files and not complete:
+                # A resolved configuration stands alone; a part of one is laid over verl's own trainer.
                 base = self.trainer("ppo_trainer")
                 return [base] if base is not None else []
             return []
@@ -228,7 +235,9 @@ def _beside(file: str, name: str) -> str | None:
     return path
 
 
-def load_tree(text: str, framework: str, file: str, overrides: Sequence[str]) -> tuple[Settings | None, list[LocatedFinding]]:
+def load_tree(
+    text: str, framework: str, file: str, overrides: Sequence[str]
+) -> tuple[Settings | None, list[LocatedFinding]]:
     """The settings of a YAML file, or of a list of Hydra overrides for verl, and what is wrong with the files."""
     loader = _Loader(framework, file)
     words: list[Word] = []

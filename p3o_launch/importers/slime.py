@@ -135,6 +135,7 @@ def _estimator(read: Reader) -> None:
     read.value("algorithm.advantage_estimator", "p3o" if estimator == "p3o" else "grpo", "advantage_estimator")
     if estimator == "ppo":
         read.value("algorithm.use_critic", True, "advantage_estimator")
+        draft.names["algorithm.use_critic"] = "the critic of --advantage-estimator ppo"
     if estimator in _KL_IN_REWARD and read.get("kl_coef"):
         read.value("algorithm.use_kl_in_reward", True, "kl_coef")
     if estimator in _NOT_GROUP_RELATIVE:
@@ -262,9 +263,9 @@ def _true_on_policy(read: Reader) -> None:
     automatic = bool(draft.get("rollout.fully_async")) and None not in sizes and sizes[0] * sizes[1] == sizes[2]
     draft.extra["true_on_policy_mode"] = bool(read.get("true_on_policy_mode")) or automatic
     use = read.arguments.use("true_on_policy_mode") or read.arguments.use("global_batch_size")
-    cause = "--true-on-policy-mode" if read.get("true_on_policy_mode") else (
-        f"--fully-async with --rollout-batch-size x --n-samples-per-prompt equal to --global-batch-size ({sizes[2]})"
-    )
+    cause = f"--fully-async with --rollout-batch-size x --n-samples-per-prompt = --global-batch-size ({sizes[2]})"
+    if read.get("true_on_policy_mode"):
+        cause = "--true-on-policy-mode"
     draft.extra["ratio_forced"] = (cause, use.place if use else None) if draft.extra["true_on_policy_mode"] else None
 
 

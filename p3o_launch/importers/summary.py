@@ -96,7 +96,7 @@ def _objective(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _dropout(facts: Facts, kind: str) -> float | None:
+def _dropout(facts: Facts, kind: str) -> Any:
     value = getattr(facts.preset.model, kind)
     if value is None and facts.style == "flag":
         return MEGATRON_DROPOUT
@@ -183,7 +183,7 @@ def _gpus(facts: Facts) -> dict[str, Any]:
 
 
 def _parallel_check(facts: Facts) -> dict[str, Any] | None:
-    if "parallel.tensor_model_parallel_size" in facts.unknown or "parallel.pipeline_model_parallel_size" in facts.unknown:
+    if "parallel.tensor_model_parallel_size" in facts.unknown:
         return None
     sizes, x = topology(facts.preset), facts.preset.parallel
     model = sizes.tp * sizes.pp * sizes.cp
