@@ -59,20 +59,64 @@ def validate(
 ) -> None:
     """Report every finding of every file, in one pass."""
     from p3o_launch.check import check_file
-    from p3o_launch.report import FORMATS, summary
 
-    if format_ not in FORMATS:
-        raise UsageError(f"there is no format {format_!r}", hint=f"use {' or '.join(FORMATS)}")
+    _known_format(format_)
     paths = [_preset_path(name) for name in files]
     results = [check_file(path, overrides=set_, profile=profile, recipe=recipe) for path in paths]
+    _report(results, format_)
+    if any(result.has_errors or (strict and result.findings) for result in results):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@app.command()
+def lint(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Argument list or YAML; - reads the standard input.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[OVERRIDE...]", help="verl, NeMo-RL: a.b=c, +a.b=c, ~a.b.")
+    ] = None,
+    framework: Annotated[
+        str, typer.Option("--from", metavar="relax|slime|megatron|verl|nemo_rl", help="Whose configuration it is.")
+    ] = "",
+    target: Annotated[
+        str | None, typer.Option("--as", metavar="p3o", help="Judge it as P3O with whole-step ESS.")
+    ] = None,
+    env: Annotated[list[str], typer.Option("--env", metavar="KEY=VALUE", help="Environment of the run.")] = [],  # noqa: B006
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="Trainer GPUs, where the file does not say.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Their product name, such as A100-40GB.")] = None,
+    facts: Annotated[bool, typer.Option("--facts", help="Print the facts as JSON instead of findings.")] = False,
+    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+) -> None:
+    """Judge another framework's configuration by the same rules."""
+    from p3o_launch.importers import Request, facts_text, lint_file
+
+    _known_format(format_)
+    result = lint_file(file, Request(framework, tuple(overrides or ()), tuple(env), gpus, gpu, target))
+    if facts and result.facts is not None:
+        sys.stdout.write(facts_text(result.facts))
+        return
+    _report([result.check], format_)
+    if result.check.has_errors or (strict and result.warned):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def _known_format(name: str) -> None:
+    from p3o_launch.report import FORMATS
+
+    if name not in FORMATS:
+        raise UsageError(f"there is no format {name!r}", hint=f"use {' or '.join(FORMATS)}")
+
+
+def _report(results: list[Any], format_: str) -> None:
+    """Findings to stdout, the summary to stderr; stops with the internal exit code when a rule crashed."""
+    from p3o_launch.report import FORMATS, summary
+
     sys.stdout.write(FORMATS[format_](results, _colour()))
     typer.echo(summary(results), err=True)
     crashes = [crash for result in results for crash in result.crashes]
     if crashes:
         _log("\n".join(crashes))
         raise typer.Exit(EXIT_INTERNAL)
-    if any(result.has_errors or (strict and result.findings) for result in results):
-        raise typer.Exit(EXIT_FINDINGS)
 
 
 @app.command()

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from p3o_launch.importers.facts import Facts
 from p3o_launch.importers.lint import FRAMEWORKS, LintResult, Request, lint_file, lint_text
-from p3o_launch.importers.summary import summary
+from p3o_launch.importers.summary import facts_text, summary
 
-__all__ = ["FRAMEWORKS", "Facts", "LintResult", "Request", "lint_file", "lint_text", "summary"]
+__all__ = ["FRAMEWORKS", "Facts", "LintResult", "Request", "facts_text", "lint_file", "lint_text", "summary"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from p3o_launch.check import CheckResult
-from p3o_launch.diagnostics import LocatedFinding, Position
+from p3o_launch.diagnostics import LocatedFinding, Position, Severity
 from p3o_launch.errors import UsageError
 from p3o_launch.importers.arguments import parse
 from p3o_launch.importers.facts import Draft, Facts
@@ -48,6 +48,11 @@ class LintResult:
 
     check: CheckResult
     facts: Facts | None = field(default=None)
+
+    @property
+    def warned(self) -> bool:
+        """Is there a warning, which ``--strict`` makes an error? Notes for the record are none."""
+        return self.check.count(Severity.WARNING) > 0
 
 
 def lint_file(path: str, request: Request) -> LintResult:
@@ -114,7 +119,8 @@ def _sorted(findings: Sequence[LocatedFinding]) -> tuple[LocatedFinding, ...]:
 
 def _refuse(request: Request) -> None:
     if request.framework not in FRAMEWORKS:
-        raise UsageError(f"there is no framework {request.framework!r}", hint=f"use one of {', '.join(FRAMEWORKS)}")
+        what = f"there is no framework {request.framework!r}" if request.framework else "whose configuration is it?"
+        raise UsageError(what, hint=f"use --from {', '.join(FRAMEWORKS[:-1])} or {FRAMEWORKS[-1]}")
     if request.target not in (None, *TARGETS):
         raise UsageError(f"--as {request.target!r} is not known", hint="use --as p3o")
     if request.overrides and request.framework not in ("verl", "nemo_rl"):

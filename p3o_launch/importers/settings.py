@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from p3o_launch.diagnostics import LocatedFinding, Position
 from p3o_launch.importers.source import read_source
@@ -233,6 +233,9 @@ def _beside(file: str, name: str) -> str | None:
         archived = os.path.join(directory, flat)
         return archived if os.path.isfile(archived) else path
     return path
+
+
+_Loaded: TypeAlias = tuple[Settings | None, list[LocatedFinding]]
 
 
 def load_tree(

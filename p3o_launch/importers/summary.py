@@ -5,6 +5,7 @@ A value is None when the framework has no such setting, when it is off, or when 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from p3o_launch.importers.facts import Facts
@@ -30,6 +31,11 @@ def summary(facts: Facts) -> dict[str, Any]:
     for path, value in facts.extra.items():
         _lay(record, path.split("."), value)
     return record
+
+
+def facts_text(facts: Facts) -> str:
+    """The record as JSON text."""
+    return json.dumps(summary(facts), indent=2, ensure_ascii=False, default=str) + "\n"
 
 
 def _known(facts: Facts, path: str) -> Any:
