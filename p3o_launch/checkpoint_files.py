@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ def read_checkpoint_json(name: str, file: str) -> dict[str, Any] | None:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST:
             return None
+        import json  # start-up pays for it only where a checkpoint is at hand
+
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None

@@ -48,16 +48,17 @@ _SHAPES = {
     "a signed URL": r"[?&](?:access_token|token|api_?key|sig|signature|X-Amz-Signature)=(?![$<{*])[^&\s]{12,}",
     "a bearer token": r"(?i:\bbearer)\s+(?![$<{*])[\w.~+/-]{16,}",
 }
-_HEX_KEY = re.compile(r"(?:local-)?[0-9a-f]{40}")
-_REFERENCE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+|\{\{.*?\}\}|%\w+%|<[^>]*>")
-_PLACEHOLDER = re.compile(
+# Patterns stay text: re compiles and keeps each on first use, and start-up does not pay for them.
+_HEX_KEY = r"(?:local-)?[0-9a-f]{40}"
+_REFERENCE = r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+|\{\{.*?\}\}|%\w+%|<[^>]*>"
+_PLACEHOLDER = (
     r"(?i)|none|null|true|false|yes|no|on|off|[01]|empty|dummy|placeholder|redacted|changeme|change[-_]me|todo|unset"
     r"|anonymous|x{3,}|\*+|\.{3}|your[-_ ].*"
 )
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_ASSIGNMENT = re.compile(r"""(?:^|[\s;&|(])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|)]*)""")
-_FLAG = re.compile(r"""(?:^|\s)--?([A-Za-z][\w-]*)(?:=|\s+)("[^"]*"|'[^']*'|[^\s;&|)]+)""")
-_LOGIN = re.compile(r"\bwandb\s+login\s+(?:-\S+\s+)*([0-9a-f]{40}|\w{40,})")
+_WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
+_ASSIGNMENT = r"""(?:^|[\s;&|(])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|)]*)"""
+_FLAG = r"""(?:^|\s)--?([A-Za-z][\w-]*)(?:=|\s+)("[^"]*"|'[^']*'|[^\s;&|)]+)"""
+_LOGIN = r"\bwandb\s+login\s+(?:-\S+\s+)*([0-9a-f]{40}|\w{40,})"
 
 _SECRET_WORDS = frozenset(
     (
@@ -155,6 +156,7 @@ _DIGESTS = frozenset(
         "id",
     )
 )
+_TEXTS = ("text", "name", "map")
 _COMMANDS = ("logging.pre_command", "logging.post_command")
 
 
@@ -169,13 +171,19 @@ def secrets_of(preset: Preset) -> Iterator[Secret]:
                 yield Secret(path, kind, _mend(None))
 
 
+@cache
+def _places() -> tuple[tuple[str, str], ...]:
+    """(group, field) of every setting that holds text or a free-form mapping; group ``""`` is the preset itself."""
+    groups = {"": TOP, **FIELDS}
+    return tuple((group, name) for group, fields in groups.items() for name in fields if fields[name][0] in _TEXTS)
+
+
 def _fields(preset: Preset) -> Iterator[tuple[str, Any]]:
-    for name in TOP:
-        yield name, _read(preset, name)
-    for name, fields in FIELDS.items():
-        group = _read(preset, name)
-        for inner in fields:
-            yield f"{name}.{inner}", _read(group, inner)
+    for group, name in _places():
+        if group:
+            yield f"{group}.{name}", _read(_read(preset, group), name)
+        else:
+            yield name, _read(preset, name)
 
 
 def _read(model: Any, name: str) -> Any:
@@ -252,27 +260,27 @@ def is_secret_name(name: str) -> bool:
 
 
 def _words(name: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(name)]
+    return [word.lower() for word in re.findall(_WORD, name)]
 
 
 def _is_no_literal(value: str) -> bool:
-    rest = _REFERENCE.sub("", value).strip().strip("\"'")
+    rest = re.sub(_REFERENCE, "", value).strip().strip("\"'")
     for scheme in ("bearer", "basic", "token"):
         rest = rest[len(scheme) :].strip() if rest.lower().startswith(scheme + " ") or rest.lower() == scheme else rest
-    return _PLACEHOLDER.fullmatch(rest) is not None or rest.startswith(("/", "~/", "./", "../", "file:"))
+    return re.fullmatch(_PLACEHOLDER, rest) is not None or rest.startswith(("/", "~/", "./", "../", "file:"))
 
 
 def _hex_kind(key: str, value: str) -> str | None:
-    if _HEX_KEY.fullmatch(value) and not _DIGESTS.intersection(_words(key)):
+    if re.fullmatch(_HEX_KEY, value) and not _DIGESTS.intersection(_words(key)):
         return "a 40-digit hexadecimal key, as Weights & Biases issues them"
     return None
 
 
 def _in_command(command: str) -> str | None:
-    if _LOGIN.search(command):
+    if re.search(_LOGIN, command):
         return "a Weights & Biases key"
     for pattern in (_ASSIGNMENT, _FLAG):
-        for name, value in pattern.findall(command):
+        for name, value in re.findall(pattern, command):
             kind = name_kind(name, value) or (_hex_kind(name, value.strip("\"'")) if value else None)
             if kind is not None:
                 return f"{kind} in a command"
