@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from p3o_launch.diagnostics import Finding, LocatedFinding, Position, Severity
 from p3o_launch.guards import GuardContext, Rule, all_guards
 from p3o_launch.loading import ChainFile, Flat, Loaded, flatten, load, merge, parse_overrides
 from p3o_launch.nodes import Entry, Node, parse, shown_key, trap
 from p3o_launch.presets import nearest
+from p3o_launch.quick import facts
 from p3o_launch.rules_file import file_finding
-from p3o_launch.schema import Preset
 from p3o_launch.shape import Path, ShapeFault, known_path, placeholder, shape_faults, suggest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+    from p3o_launch.schema import Preset
 
 __all__ = ["CheckResult", "Suppressed", "check_file", "check_text"]
 
@@ -33,28 +35,49 @@ class Suppressed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class CheckResult:
     """What is known about one preset.
 
-    ``preset`` is None when the shape is broken (or the file is a ``partial`` one); a preset may still have errors from
-    guards, so ask ``has_errors`` before a launch. ``resolved``: plain data after inheritance, without defaults.
-    ``values`` and ``keys``: place of each value and key by path. ``choices``: the profile and recipe in effect.
-    ``crashes``: tracebacks of guards that raised (P3O901).
+    ``findings``: sorted by place. ``resolved``: plain data after inheritance, without defaults. ``values``, ``keys``:
+    place of each value and key by path. ``chain``: the files that took part. ``choices``: the profile and recipe in
+    effect. ``crashes``: tracebacks of guards that raised (P3O901).
     """
 
-    source: str
-    preset: Preset | None
-    findings: tuple[LocatedFinding, ...]
-    suppressed: tuple[Suppressed, ...] = ()
-    resolved: dict[str, Any] = field(default_factory=dict)
-    values: dict[Path, Position] = field(default_factory=dict)
-    keys: dict[Path, Position] = field(default_factory=dict)
-    chain: tuple[ChainFile, ...] = ()
-    choices: dict[str, str] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
-    partial: bool = False
-    crashes: tuple[str, ...] = ()
+    def __init__(
+        self,
+        source: str,
+        preset: Preset | None,
+        findings: tuple[LocatedFinding, ...],
+        suppressed: tuple[Suppressed, ...] = (),
+        *,
+        flat: Flat | None = None,
+        loaded: Loaded | None = None,
+        overrides: Sequence[str] = (),
+        crashes: Sequence[str] = (),
+        sound: bool = False,
+    ) -> None:
+        self.source, self.findings, self.suppressed = source, findings, suppressed
+        self.resolved: dict[str, Any] = flat.data if flat else {}
+        self.values: dict[Path, Position] = flat.values if flat else {}
+        self.keys: dict[Path, Position] = flat.keys if flat else {}
+        self.chain: tuple[ChainFile, ...] = tuple(loaded.chain) if loaded else ()
+        self.choices: dict[str, str] = loaded.choices if loaded else {}
+        self.partial = loaded.partial if loaded else False
+        self.overrides, self.crashes = tuple(overrides), tuple(crashes)
+        self._preset, self._sound = preset, sound
+
+    @property
+    def preset(self) -> Preset | None:
+        """The preset; None when its shape is broken or the file is a ``partial`` one.
+
+        It may still have errors from guards, so ask ``has_errors`` before a launch. Built when first asked for: only
+        then is pydantic imported.
+        """
+        if self._preset is None and self._sound:
+            from p3o_launch.schema import Preset
+
+            self._preset = Preset.model_validate(self.resolved)
+        return self._preset
 
     def count(self, severity: Severity) -> int:
         """Findings of one severity."""
@@ -93,31 +116,26 @@ def check_text(
 def _check(source: str, loaded: Loaded, overrides: Sequence[str]) -> CheckResult:
     findings = loaded.findings
     if loaded.root is None:
-        return CheckResult(source, None, _sorted(findings), chain=tuple(loaded.chain), choices=loaded.choices)
-    root = _override(loaded.root, overrides, findings)
-    flat = flatten(root)
-    outcome = _Shape(flat, loaded.partial)
-    findings += outcome.findings
-    suppressed: list[Suppressed] = []
-    crashes: list[str] = []
+        return CheckResult(source, None, _sorted(findings), loaded=loaded, overrides=overrides)
+    flat = flatten(_override(loaded.root, overrides, findings))
+    shape = _Shape(flat, loaded.partial)
+    findings += shape.findings
     rules = all_guards()
-    if outcome.readable is not None and not loaded.partial:
-        located, crashes = _run_guards(rules, outcome.readable, flat, outcome.failed)
+    crashes: list[str] = []
+    if shape.readable is not None and not loaded.partial:
+        located, crashes = _run_guards(rules, shape.readable, flat, shape.failed)
         findings += located
-    findings, suppressed = _suppress(rules, findings, flat, outcome.failed)
+    kept, suppressed = _suppress(rules, findings, flat, shape.failed)
     return CheckResult(
         source,
-        outcome.preset,
-        _sorted(findings),
+        None,
+        _sorted(kept),
         tuple(suppressed),
-        flat.data,
-        flat.values,
-        flat.keys,
-        tuple(loaded.chain),
-        loaded.choices,
-        tuple(overrides),
-        loaded.partial,
-        tuple(crashes),
+        flat=flat,
+        loaded=loaded,
+        overrides=overrides,
+        crashes=crashes,
+        sound=shape.sound,
     )
 
 
@@ -149,22 +167,28 @@ def _override(root: Node, overrides: Sequence[str], findings: list[LocatedFindin
 
 
 class _Shape:
-    """The schema's verdict: findings, the preset, and one that guards can read around what failed."""
+    """The verdict on types and names. ``sound``: the preset has its shape. ``readable``: what guards may look at."""
 
     def __init__(self, flat: Flat, partial: bool) -> None:
         self.flat = flat
         self.findings: list[LocatedFinding] = []
         self.failed: set[Path] = {path[:2] for path in flat.broken}
-        self.preset, errors = _validate(flat.data)
-        faults = [fault for fault in shape_faults(errors, flat.data, flat.raw, partial) if not self.known(fault.path)]
-        for fault in faults:
-            self.findings.append(self.locate(fault))
-            self.failed.update(path[:2] for path in (fault.path, fault.meant, *fault.others) if path)
+        self.readable: Any = None if self.failed else facts(flat.data)
+        self.sound = self.readable is not None
+        if not self.sound:
+            self.ask_schema(partial)
         self.findings += self.traps()
-        self.readable: Any = self.preset
         if self.failed:
-            self.preset = None
+            self.sound = False
             self.readable = None if partial else _readable(flat.data, self.failed)
+
+    def ask_schema(self, partial: bool) -> None:
+        self.readable, errors = _validate(self.flat.data)
+        self.sound = self.readable is not None
+        for fault in shape_faults(errors, self.flat.data, self.flat.raw, partial):
+            if not self.known(fault.path):
+                self.findings.append(self.locate(fault))
+                self.failed.update(path[:2] for path in (fault.path, fault.meant, *fault.others) if path)
 
     def known(self, path: Path) -> bool:
         """Reported already, by the loader."""
@@ -193,6 +217,8 @@ class _Shape:
 
 def _validate(data: dict[str, Any]) -> tuple[Preset | None, list[ErrorDetails]]:
     from pydantic import ValidationError
+
+    from p3o_launch.schema import Preset
 
     try:
         return Preset.model_validate(data), []
@@ -234,7 +260,7 @@ class _Watched:
 def _run_guards(
     rules: dict[str, Rule], preset: Any, flat: Flat, failed: set[Path]
 ) -> tuple[list[LocatedFinding], list[str]]:
-    context = GuardContext(cast(Preset, preset))
+    context = GuardContext(preset)
     located: list[LocatedFinding] = []
     crashes: list[str] = []
     for rule in rules.values():

@@ -6,14 +6,16 @@ Preflight reports files that are missing (P3O610); validate may run on a laptop 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p3o_launch.checkpoint_files import read_checkpoint_json
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import both, named, policy_ratio_from_rollout, shown
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.sampling_rules import FIELDS
-from p3o_launch.schema import Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 # What vLLM and SGLang take from generation_config.json when a request leaves it out.
 _FILLED = ("top_p", "top_k", "min_p", "repetition_penalty")

@@ -22,7 +22,7 @@ def preset_root() -> str:
 
 def is_path(name: str) -> bool:
     """True when the user means a file rather than a shipped preset."""
-    return name.endswith(SUFFIXES) or os.sep in name or os.path.exists(name)
+    return name.endswith(SUFFIXES) or os.sep in name or os.path.isfile(name)
 
 
 def shipped(name: str, folder: str = "") -> str | None:

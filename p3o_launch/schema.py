@@ -36,9 +36,9 @@ def _number_from_text(value: object) -> object:
 
 
 Float = Annotated[float, BeforeValidator(_number_from_text)]
-FiniteFloat = Annotated[float, BeforeValidator(_number_from_text), Field(allow_inf_nan=False)]
-NonNegative = Annotated[float, BeforeValidator(_number_from_text), Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, BeforeValidator(_number_from_text), Field(ge=0, le=1, allow_inf_nan=False)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from_text)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number_from_text)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_number_from_text)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -91,7 +91,7 @@ class Model(Group):
     kv_channels: PositiveInt | None = Field(None, description="Width of one head. Absent: hidden_size / num_attention_heads.")
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt = 32768
-    rotary_base: Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, allow_inf_nan=False)] = 10000.0
+    rotary_base: Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_number_from_text)] = 10000.0
     norm_epsilon: NonNegative = 1e-6
     qk_layernorm: bool = False
     add_qkv_bias: bool = False

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from p3o_launch.fields import FIELDS, SCHEMA_VERSION, TOP
 from p3o_launch.nodes import shown, shown_key, trap
 from p3o_launch.presets import nearest
-from p3o_launch.schema import SCHEMA_VERSION, Group, Preset
 
 Path = tuple[str, ...]
 
@@ -36,48 +36,29 @@ class ShapeFault:
 
 
 @cache
-def groups() -> dict[str, type[Group] | None]:
-    """Top-level names of a preset; the group behind each, None for a plain field."""
-    found: dict[str, type[Group] | None] = {}
-    for name, info in Preset.model_fields.items():
-        kind = info.annotation
-        found[name] = kind if isinstance(kind, type) and issubclass(kind, Group) else None
-    return found
-
-
-@cache
 def _homes() -> dict[str, list[Path]]:
     """Field name -> every path with that name."""
     homes: dict[str, list[Path]] = {}
-    for group, kind in groups().items():
-        for name in kind.model_fields if kind else ():
+    for group, fields in FIELDS.items():
+        for name in fields:
             homes.setdefault(name, []).append((group, name))
     return homes
-
-
-def _is_mapping(group: str, name: str | None) -> bool:
-    """True for a free-form mapping such as ``cluster.env`` or ``ignore``."""
-    kind = groups().get(group)
-    info = Preset.model_fields[group] if name is None else kind.model_fields[name] if kind else None
-    return info is not None and "dict" in str(info.annotation)
 
 
 def known_path(dotted: str) -> Path | None:
     """``"cluster.env.A.B"`` -> ``("cluster", "env", "A.B")``; None for a path the schema does not have."""
     head, _, rest = dotted.partition(".")
-    if head not in groups():
-        return None
-    kind = groups()[head]
     if not rest:
-        return (head,)
-    if kind is None:
-        return (head, rest) if _is_mapping(head, None) else None
+        return (head,) if head in TOP or head in FIELDS else None
+    if head in TOP:
+        return (head, rest) if TOP[head][0] == "map" else None
     name, _, below = rest.partition(".")
-    if name not in kind.model_fields:
+    field = FIELDS.get(head, {}).get(name)
+    if field is None:
         return None
     if not below:
         return (head, name)
-    if not _is_mapping(head, name):
+    if field[0] != "map":
         return None
     nested = name in ("extra", "runtime_env")
     return (head, name, *(below.split(".") if nested else [below]))
@@ -94,15 +75,13 @@ def suggest(path: Path, value: Any = None) -> Path | None:
     if len(path) == 1:
         if name in homes:
             return homes[name][0]
-        close = nearest(name, [*groups(), "extends", "profile", "recipe", *homes])
-        return None if close is None else homes[close][0] if close in homes and close not in groups() else (close,)
-    kind = groups().get(path[0])
-    if kind is None:
-        group = nearest(path[0], [known for known, shape in groups().items() if shape])
-        inside = groups().get(group) if group else None
-        if group and inside and path[1] in inside.model_fields:
+        close = nearest(name, [*TOP, *FIELDS, "extends", "profile", "recipe", *homes])
+        return None if close is None else homes[close][0] if close in homes and close not in FIELDS else (close,)
+    if path[0] not in FIELDS:
+        group = nearest(path[0], list(FIELDS))
+        if group and path[1] in FIELDS[group]:
             return (group, path[1])
-    elif path[1] not in homes and (close := nearest(path[1], list(kind.model_fields))):
+    elif path[1] not in homes and (close := nearest(path[1], list(FIELDS[path[0]]))):
         return (path[0], close)
     if path[1] in homes:
         return homes[path[1]][0]

@@ -6,8 +6,10 @@ Source: Megatron's rank layout; DP = world / (TP x PP x CP), never the GPU count
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from p3o_launch.schema import Preset
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 
 @dataclass(frozen=True, slots=True)

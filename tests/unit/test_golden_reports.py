@@ -16,12 +16,13 @@ import pytest
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.guards import all_guards
 from p3o_launch.report import format_text
+from p3o_launch.rules_file import FILE_RULES
 
 DATA = Path(__file__).parents[1] / "data"
 ERR = sorted((DATA / "err").glob("*.yaml"))
 OK = sorted((DATA / "ok").glob("*.yaml"))
-# A crash cannot be written as a preset: test_check.py has it. The others need a machine or a run directory.
-NOT_IN_FILES = {"P3O901", "P3O609", "P3O610", "P3O701", "P3O703"}
+# Guards and file rules. The others need a machine, a run directory or imported arguments; a crash is in test_check.py.
+RULES_OF_PRESETS = [code for code, rule in all_guards().items() if rule.body or code in FILE_RULES.keys() - {"P3O901"}]
 
 
 def code_of(path: Path) -> str:
@@ -36,9 +37,7 @@ def check_golden(path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckResult:
     options = dict(pairs)
     overrides = [value for option, value in pairs if option == "--set"]
     assert {option for option, _ in pairs} <= {"--set", "--profile", "--recipe"}
-    return check_file(
-        path.name, overrides=overrides, profile=options.get("--profile"), recipe=options.get("--recipe")
-    )
+    return check_file(path.name, overrides=overrides, profile=options.get("--profile"), recipe=options.get("--recipe"))
 
 
 @pytest.mark.parametrize("path", ERR, ids=lambda path: path.stem)
@@ -64,7 +63,7 @@ def test_the_base_of_the_golden_files_has_no_finding(monkeypatch: pytest.MonkeyP
     assert format_text([check_file("base.yaml")]) == ""
 
 
-@pytest.mark.parametrize("code", [code for code in all_guards() if code not in NOT_IN_FILES])
+@pytest.mark.parametrize("code", RULES_OF_PRESETS)
 def test_every_rule_has_a_faulty_file_and_a_near_miss(code: str) -> None:
     assert code in {code_of(path) for path in ERR}, f"tests/data/err/{code}_*.yaml is missing"
     assert code in {code_of(path) for path in OK}, f"tests/data/ok/{code}_*.yaml is missing"
