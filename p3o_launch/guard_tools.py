@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from p3o_launch.diagnostics import Finding
 
@@ -107,8 +106,7 @@ def policy_ratio_from_rollout(preset: Preset) -> bool:
     return is_p3o(preset) or preset.algorithm.use_rollout_logprobs is True
 
 
-@dataclass(frozen=True, slots=True)
-class EnvEntry:
+class EnvEntry(NamedTuple):
     """One environment variable of the actors and the dotted path where the preset sets it."""
 
     value: str

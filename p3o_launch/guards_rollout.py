@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     "anything above 0.",
     source="https://github.com/huggingface/trl/issues/6789; https://github.com/redai-studio/Relax/pull/272",
     allows="Any truncation in evaluation; top_k 0 or as large as the vocabulary; for grpo, truncation beside "
-    "log-probs that the trainer recomputes.",
+    "log-probs that the trainer recomputes, without an importance correction.",
 )
 def truncated_sampling(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
-    if not policy_ratio_from_rollout(preset):
+    # A correction beside recomputed log-probs divides by the engine's as well.
+    if not policy_ratio_from_rollout(preset) and not corrections(preset.algorithm):
         return
     consequence = "the engine's log-probs are not those of the full softmax"
     for field, knob in FIELDS.items():

@@ -7,8 +7,7 @@ line leaves the table. A setting that another rule refuses already is not report
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from p3o_launch.diagnostics import Finding
 from p3o_launch.guard_tools import both, is_p3o, named, value_at
@@ -24,8 +23,7 @@ _CODE = "P3O119"
 _ENGINE_KNOWS = ("top_p", "top_k")
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """``asks``: does the preset use the setting? ``instead``: what the runtime does. ``mend``: the smallest change."""
 
     path: str

@@ -8,13 +8,12 @@ Source: NVIDIA's compute-capability list and product data sheets. Memory in GiB 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Capability = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """``capability``: (major, minor). ``memory_gib`` is None where the product comes in several sizes."""
 
     name: str

@@ -7,7 +7,7 @@ engine's distribution is the softmax of logits / temperature.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def _number(value: object) -> float | None:
@@ -36,8 +36,7 @@ def _is_off(value: object) -> bool:
     return _is_empty(value) or _number(value) == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(NamedTuple):
     """One sampling setting: what it does to the distribution, when it does nothing, and the value to write."""
 
     effect: str

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from p3o_launch.fields import FIELDS, TOP
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from p3o_launch.schema import Preset
 
 
-@dataclass(frozen=True, slots=True)
-class Secret:
+class Secret(NamedTuple):
     """Where a secret lies and what kind it is. ``in_key``: the key itself is one; ``path`` is then its mapping."""
 
     path: str
