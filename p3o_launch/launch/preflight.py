@@ -71,14 +71,15 @@ def cpu_command(request: Request) -> str:
     """The command that runs the same scenario with the profile ``cpu``."""
     words = ["p3o-launch", "run", "--preset", request.preset, "--profile", "cpu"]
     for override in request.overrides:
-        words += ["--set", override]
+        path, _, value = override.partition("=")
+        words += ["--recipe", value] if path == "recipe" else ["--set", override]
     return shlex.join(words)
 
 
 def _asset_findings(result: CheckResult, preset: Preset) -> Iterator[LocatedFinding]:
     checkpoint = preset.model.hf_checkpoint
-    if not checkpoint.startswith(BUILTIN) and not (Path(checkpoint).expanduser() / "config.json").is_file():
-        there = Path(checkpoint).expanduser().is_dir()
+    if not checkpoint.startswith(BUILTIN) and not (Path(checkpoint) / "config.json").is_file():
+        there = Path(checkpoint).is_dir()
         what = "holds no config.json" if there else "is not a directory"
         yield _finding(
             result,
@@ -89,7 +90,7 @@ def _asset_findings(result: CheckResult, preset: Preset) -> Iterator[LocatedFind
             "download the checkpoint first and name its directory; a run reads no network",
         )
     for field, value in (("prompt_data", preset.data.prompt_data), ("eval_prompt_data", preset.data.eval_prompt_data)):
-        if value is None or value.startswith(BUILTIN) or Path(value).expanduser().is_file():
+        if value is None or value.startswith(BUILTIN) or Path(value).is_file():
             continue
         yield _finding(
             result,

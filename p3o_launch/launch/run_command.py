@@ -32,7 +32,7 @@ from p3o_launch.launch.redact import redact, redact_text
 from p3o_launch.launch.rundir import claim_run_dir, create_run_dir
 from p3o_launch.launch.script import run_script
 from p3o_launch.launch.summary import summarize
-from p3o_launch.presets import shipped
+from p3o_launch.presets import resolve_name
 from p3o_launch.report import finding_record, format_text
 from p3o_launch.runtime.driver import (
     ClusterStart,
@@ -59,8 +59,9 @@ def run_preset(
     resume: str | None = None,
     run_dir: Path | None = None,
 ) -> int:
-    """Run the preset file ``preset``; the exit code. Findings go to standard output, everything else to standard error.
+    """Run ``preset``, a file or a shipped name; the exit code.
 
+    Findings go to standard output, everything else to standard error.
     ``dry_run`` prints the script of the run (or writes it to ``output``) and starts nothing. ``run_dir``: use exactly
     this directory. Raises what the run failed with, after its record says so.
     """
@@ -68,7 +69,7 @@ def run_preset(
         raise UsageError("--output needs --dry-run", hint="a run's own directory is below logging.output_root")
     if resume is not None:
         raise UsageError("this version cannot resume a run yet", hint="start a new run of the same preset")
-    result = check_file(preset, overrides=overrides, profile=profile)
+    result = check_file(resolve_name(preset), overrides=overrides, profile=profile)
     if result.crashed:
         raise RuntimeError("\n".join(result.crashes))
     if result.has_errors or result.preset is None:
@@ -78,7 +79,7 @@ def run_preset(
         _print_findings(result.source, result.findings, sys.stderr)
         return _write_script(run_script(result.preset), output)
     _print_findings(result.source, result.findings, sys.stdout)
-    found = machine_findings(result, result.preset, Request(_shown_name(preset), tuple(overrides)))
+    found = machine_findings(result, result.preset, Request(preset, tuple(overrides)))
     if found:
         _print_findings(result.source, found, sys.stdout)
         return EXIT_FINDINGS
@@ -90,12 +91,6 @@ def _print_findings(source: str, findings: Sequence[LocatedFinding], stream: Any
     colour = bool(stream.isatty())
     stream.write(format_text([CheckResult(source, None, tuple(findings))], colour))
     stream.flush()
-
-
-def _shown_name(path: str) -> str:
-    """The name of a shipped preset rather than its path."""
-    stem = Path(path).stem
-    return stem if shipped(stem) == path else path
 
 
 def _write_script(text: str, output: str | Path | None) -> int:

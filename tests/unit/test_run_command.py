@@ -19,7 +19,6 @@ from p3o_launch.launch.progress import PlainProgress, step_text
 from p3o_launch.launch.run_command import PresetRun, run_preset
 from p3o_launch.launch.runs_command import list_runs, show_run
 from p3o_launch.launch.summary import summarize
-from p3o_launch.presets import shipped
 from p3o_launch.runtime.driver import Inputs
 from p3o_launch.runtime.metrics import JsonlSink, RolloutSink, read_jsonl
 from p3o_launch.runtime.signals import StopRequest
@@ -42,7 +41,7 @@ def preset_file(tmp_path):
 
 
 def test_a_scenario_without_gpus_names_the_command_that_runs_it_on_the_cpu(no_gpu, capsys):
-    assert run_preset(shipped("temp_1p2"), overrides=["seed.seed=7"]) == 1
+    assert run_preset("temp_1p2", overrides=["seed.seed=7"]) == 1
     out = capsys.readouterr().out
     assert out.count(" error ") == 1
     assert "P3O609 temp_1p2 needs 4 GPUs" in out

@@ -80,3 +80,14 @@ class EnvironmentRank(ScriptedRank):
 
     def train_step(self, samples):
         return {name: os.environ.get(name, "") for name in self.plan.env} | {"torch": "torch" in sys.modules}
+
+
+class SlowRank(ScriptedRank):
+    """Trains for ever, a fifth of a second per step, and keeps a child process as a data loader would."""
+
+    def train_step(self, samples):
+        time.sleep(0.2)
+        return {"train/loss": 0.0}
+
+    def save_checkpoint(self, directory, extra):
+        """Nothing to save."""

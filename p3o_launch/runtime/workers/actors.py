@@ -31,6 +31,7 @@ class RankActors:
 
     plan: RunPlan
     should_stop: Callable[[], bool]
+    cluster: Cluster
     _actors: list[Any] = field(default_factory=list)
     _group: Any = None
 
@@ -42,21 +43,21 @@ class RankActors:
         should_stop: Callable[[], bool] = lambda: False,
         target: str = MEGATRON_RANK,
     ) -> RankActors:
-        """Place one actor per rank and set every rank up.
+        """Place one actor per rank of the plan on ``cluster`` and set every rank up.
 
         ``target``: import path of the class a rank runs. Raises RunError when the cluster has no room for the ranks
         within ``cluster.timeout_s``, and what a rank raised.
         """
-        ranks = cls(plan, should_stop)
+        ranks = cls(plan, should_stop, cluster)
         try:
-            ranks._place(cluster)
+            ranks._place()
             ranks._launch(target)
         except BaseException:
             ranks.kill()
             raise
         return ranks
 
-    def _place(self, cluster: Cluster) -> None:
+    def _place(self) -> None:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -82,7 +83,6 @@ class RankActors:
         order = sorted(range(len(places)), key=lambda i: (places[i].node, places[i].gpu, i))
         self._actors = [unordered[i] for i in order]
         self._host = places[order[0]].address
-        cluster.track(place.pid for place in places)
 
     def _launch(self, target: str) -> None:
         host = "127.0.0.1" if self.plan.local else self._host
@@ -133,7 +133,7 @@ class RankActors:
         pending = {reference: rank for rank, reference in enumerate(references)}
         deadline = float("inf")
         while pending and time.monotonic() < deadline:
-            self._check_stop()
+            self._check()
             for reference in self._done(list(pending)):
                 rank = pending.pop(reference)
                 outcomes[rank] = self._fetch(reference, rank, what)
@@ -164,7 +164,7 @@ class RankActors:
         limit = self.plan.preset.cluster.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         while len(ray.wait(references, num_returns=len(references), timeout=POLL_S)[0]) < len(references):
-            self._check_stop()
+            self._check()
             if time.monotonic() > deadline:
                 raise RunError(
                     f"the cluster could not {what} within {limit:g} s",
@@ -182,9 +182,12 @@ class RankActors:
         ready, _ = ray.wait(references, num_returns=1, timeout=POLL_S)
         return list(ready)
 
-    def _check_stop(self) -> None:
+    def _check(self) -> None:
         if self.should_stop():
             raise RunInterrupted("the run was asked to stop")
+        server = self.cluster.dead_server()
+        if server is not None:
+            raise RunError(f"the local Ray cluster lost its {server}", hint="was it killed for want of memory?")
 
     def close(self) -> None:
         """Let every rank close its process groups, for up to CLOSE_S, then end the processes."""
@@ -202,7 +205,7 @@ class RankActors:
 
         actors, self._actors = self._actors, []
         group, self._group = self._group, None
-        if not ray.is_initialized():
+        if not ray.is_initialized() or self.cluster.dead_server() is not None:
             return
         for actor in actors:
             ray.kill(actor, no_restart=True)

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,15 +21,19 @@ import psutil
 
 from p3o_launch.errors import RunError
 from p3o_launch.runtime.plan import RunPlan
-from p3o_launch.runtime.workers.processes import MARK_VARIABLE, children, end_processes, marked_processes
+from p3o_launch.runtime.workers.processes import MARK_VARIABLE, cluster_processes, end_processes
+from p3o_launch.runtime.workers.watchdog import Watchdog
 
 OBJECT_STORE_BYTES = 256 * 2**20
 SHUTDOWN_S = 10.0
 KILL_GRACE_S = 3.0
+_SERVERS = ("gcs_server", "raylet")
 _TOKENS: dict[str, str] = {}
 
 _LOCAL_SETTINGS = {
     "RAY_AUTH_MODE": "token",
+    # Despite its name: without clusters of several machines Ray binds its servers to loopback, on Linux too.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -45,7 +49,8 @@ class Cluster:
     local: bool
     mark: str = ""
     temp_dir: Path | None = None
-    _tracked: list[psutil.Process] = field(default_factory=list, repr=False)
+    _watchdog: Watchdog | None = field(default=None, repr=False)
+    _servers: dict[str, psutil.Process] = field(default_factory=dict, repr=False)
     _closed: bool = field(default=False, repr=False)
 
     @classmethod
@@ -71,10 +76,12 @@ class Cluster:
     def start_local(cls, plan: RunPlan) -> Cluster:
         """Start Ray on loopback with one logical CPU per rank and, on CUDA, this machine's GPUs."""
         mark = secrets.token_hex(16)
+        environment = _local_environment(mark)
         # Ray's sockets live below this directory, and a socket path may have 107 bytes: keep it short.
         temp_dir = Path(tempfile.mkdtemp(prefix="p3o-", dir="/tmp" if os.path.isdir("/tmp") else None))
         cluster = cls(address="local", local=True, mark=mark, temp_dir=temp_dir)
-        os.environ.update(_local_environment(mark))
+        cluster._watchdog = Watchdog(mark, temp_dir)
+        os.environ.update(environment)
         import ray
 
         try:
@@ -88,11 +95,13 @@ class Cluster:
                     log_to_driver=False,
                     configure_logging=False,
                     _node_ip_address="127.0.0.1",
-                    _temp_dir=str(temp_dir),
+                    _temp_dir=str(temp_dir / "r"),  # Ray opens its directory to everybody; the one above stays ours
                 )
         except BaseException:
             cluster.close()
             raise
+        members = cluster_processes(mark, temp_dir)
+        cluster._servers = {process.name(): process for process in members if process.name() in _SERVERS}
         return cluster
 
     @property
@@ -102,35 +111,28 @@ class Cluster:
 
         return str(ray.get_runtime_context().get_job_id())
 
-    def track(self, pids: Iterable[int]) -> None:
-        """Remember processes of this machine's actors: they rename themselves, which hides their mark."""
-        for pid in pids:
-            with contextlib.suppress(psutil.Error):
-                self._tracked.append(psutil.Process(pid))
+    def dead_server(self) -> str | None:
+        """Name of a server of the local cluster that has ended. Ray itself would wait a minute for it to come back."""
+        return next((name for name, process in self._servers.items() if _ended(process)), None)
 
     def close(self) -> None:
         """Disconnect; for a local cluster, also end every process of it and remove its files. Bounded in time."""
         if self._closed:
             return
         self._closed = True
-        self._collect()
-        _shutdown_ray(SHUTDOWN_S)
+        if self.dead_server() is None:
+            _shutdown_ray(SHUTDOWN_S)
         self.kill()
 
     def kill(self, grace_s: float = KILL_GRACE_S) -> None:
         """End the local cluster's processes without asking Ray, then remove its files."""
-        if not self.local:
+        if self.temp_dir is None:
             return
-        self._collect()
-        end_processes(self._tracked, grace_s)
-        if self.temp_dir is not None:
-            shutil.rmtree(self.temp_dir, ignore_errors=True)
-
-    def _collect(self) -> None:
-        """Track whatever belongs to the local cluster now."""
-        if self.local:
-            found = marked_processes(self.mark) + [process for process in children() if _is_ray(process)]
-            self._tracked = list({process.pid: process for process in self._tracked + found}.values())
+        end_processes(cluster_processes(self.mark, self.temp_dir), grace_s)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        if self._watchdog is not None:
+            self._watchdog.dismiss()
+        os.environ.pop(MARK_VARIABLE, None)
 
 
 def _local_environment(mark: str) -> dict[str, str]:
@@ -142,6 +144,13 @@ def _local_environment(mark: str) -> dict[str, str]:
     return _LOCAL_SETTINGS | {MARK_VARIABLE: mark, "RAY_AUTH_TOKEN": token} | _no_proxy(os.environ)
 
 
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _no_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     """Loopback must not go through a proxy; both spellings, because readers differ."""
     if not any(environ.get(name) for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")):
@@ -150,14 +159,6 @@ def _no_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     hosts = [host for host in present.split(",") if host]
     hosts += [host for host in ("127.0.0.1", "localhost") if host not in hosts]
     return {"no_proxy": ",".join(hosts), "NO_PROXY": ",".join(hosts)}
-
-
-def _is_ray(process: psutil.Process) -> bool:
-    """Ray's processes rename themselves to ``ray::...`` or run a file of the package."""
-    try:
-        return any(part.startswith("ray::") or "/ray/" in part for part in process.cmdline()[:3])
-    except psutil.Error:
-        return False
 
 
 def _shutdown_ray(timeout_s: float) -> None:

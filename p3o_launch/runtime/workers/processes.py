@@ -1,7 +1,7 @@
-"""Finding and ending the processes a cluster leaves, by a mark in their environment.
+"""Finding and ending the processes a local cluster leaves.
 
-Every process of a local cluster, and every child it starts, inherits one random variable. What still carries it after
-a shutdown belongs to this run and to nothing else, also when its parent has died.
+Every process of a cluster inherits one random variable and keeps a log open below the cluster's own directory. Some
+rename themselves, which wipes the first; some have not opened the second yet: either is proof of belonging to this run.
 """
 
 from __future__ import annotations
@@ -9,32 +9,30 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psutil
 
 MARK_VARIABLE = "P3O_LAUNCH_CLUSTER"
 
 
-def marked_processes(mark: str) -> list[psutil.Process]:
-    """Processes of this user whose environment at their start held ``mark``; never the caller itself."""
+def cluster_processes(mark: str, directory: Path) -> list[psutil.Process]:
+    """This user's processes that carry ``mark`` or hold a file below ``directory`` open; never the caller itself."""
     found = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
         try:
-            if process.environ().get(MARK_VARIABLE) == mark:
+            if process.environ().get(MARK_VARIABLE) == mark or _holds_file_below(process, directory):
                 found.append(process)
         except (psutil.Error, OSError):  # gone in the meantime, or another user's
             continue
     return found
 
 
-def children() -> list[psutil.Process]:
-    """Every process below this one, at any depth."""
-    try:
-        return psutil.Process().children(recursive=True)
-    except psutil.Error:
-        return []
+def _holds_file_below(process: psutil.Process, directory: Path) -> bool:
+    prefix = f"{directory}{os.sep}"
+    return any(file.path.startswith(prefix) for file in process.open_files())
 
 
 def end_processes(processes: Sequence[psutil.Process], grace_s: float) -> list[int]:
