@@ -49,7 +49,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to ``device``."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return MicroBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
 
 
