@@ -161,6 +161,16 @@ IMPORT_RULES: dict[str, Rule] = {
             ignorable=False,
         ),
         _rule(
+            "P3O028",
+            "micro-batch-count-out-of-step",
+            Severity.WARNING,
+            "verl's FSDP workers cut a token budget into micro-batches on each rank. Versions that do not agree on the"
+            " number leave the loop at different times, and the collective of the last one waits without end.",
+            "Use micro-batches of fixed size, the Megatron backend, or a version with the fix.",
+            "https://github.com/verl-project/verl/issues/6176",
+            "one data-parallel rank; the Megatron backend",
+        ),
+        _rule(
             "P3O027",
             "learning-rate-ends-early",
             Severity.WARNING,

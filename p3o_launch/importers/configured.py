@@ -12,8 +12,16 @@ from p3o_launch.importers.settings import UNKNOWN, Settings
 FROM_CHECKPOINT = (
     "model.num_layers",
     "model.num_query_groups",
+    "model.kv_channels",
     "model.num_experts",
+    "model.moe_router_topk",
+    "model.moe_ffn_hidden_size",
     "model.max_position_embeddings",
+    "model.rotary_base",
+    "model.norm_epsilon",
+    "model.qk_layernorm",
+    "model.add_qkv_bias",
+    "model.untie_embeddings_and_output_weights",
     "batch.sequence_padding_multiple",
 )
 

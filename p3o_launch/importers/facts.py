@@ -38,12 +38,18 @@ _PLACEHOLDERS: dict[str, Any] = {
     "rollout.max_response_len": 1,
     "data.prompt_data": "unknown",
 }
+# A rule about one of these names it, so a finding that rests on it is dropped by its path.
+_NAMED_BY_RULES = (
+    *("num_query_groups", "kv_channels", "moe_router_topk", "moe_ffn_hidden_size", "rotary_base", "norm_epsilon"),
+    *("qk_layernorm", "add_qkv_bias", "untie_embeddings_and_output_weights", "max_position_embeddings"),
+)
 # Reading these while they are unknown does not taint a rule: their placeholders are neutral by construction.
 _NEUTRAL = frozenset(_PLACEHOLDERS) | {
     "cluster.num_nodes",
     "cluster.gpus_per_node",
     "batch.sequence_padding_multiple",
     "batch.micro_batch_size",
+    *(f"model.{name}" for name in _NAMED_BY_RULES),
 }
 
 
@@ -104,6 +110,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.inapplicable["P3O119"] = "it is about what P3O Launch's own runtime carries out"
+        self.inapplicable["P3O708"] = "what is set before the command belongs to the launching shell"
 
     def put(self, path: str, value: Any, name: str = "", place: Position | None = None) -> None:
         """Record a fact. None means that it is not written: only its name and place are kept."""

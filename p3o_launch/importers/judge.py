@@ -14,6 +14,8 @@ from p3o_launch.rules_file import file_finding
 from p3o_launch.schema import Group, Preset
 from p3o_launch.topology import topology
 
+# What a framework's own loss allows and P3O does not.
+_BACK_UNDER_P3O = ("P3O112", "P3O401", "P3O114")
 _ABOUT_ROLLOUTS = ("P3O1", "P3O4")
 
 
@@ -130,7 +132,7 @@ def switched(facts: Facts) -> Facts:
         }
     )
     rollout = preset.rollout.model_copy(update={"fully_async": bool(facts.extra.get("streaming"))})
-    inapplicable = {code: reason for code, reason in facts.inapplicable.items() if code != "P3O112"}
+    inapplicable = {code: reason for code, reason in facts.inapplicable.items() if code not in _BACK_UNDER_P3O}
     preset = preset.model_copy(update={"algorithm": algorithm, "rollout": rollout})
     remedies = dict(facts.remedies)
     if facts.framework in ("megatron", "nemo_rl"):  # their corrections are not a denominator

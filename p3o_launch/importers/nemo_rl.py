@@ -51,6 +51,7 @@ def nemo_facts(tree: Tree) -> None:
         {
             "P3O313": "a rollout is dealt to the workers by samples",
             "P3O312": "the token budget is a multiple of the longest sequence",
+            "P3O401": "top-p and top-k are applied to the trainer's log-probs too",
             "P3O412": "one length bounds prompt and response together",
         }
     )

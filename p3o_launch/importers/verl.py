@@ -199,6 +199,16 @@ def _batch(tree: Tree) -> None:
     tree.put("batch.micro_batch_size", whole(micro), f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     if micro is None:
         draft.forget("batch.micro_batch_size")
+    world = tree.number("trainer.nnodes", 1) * tree.number("trainer.n_gpus_per_node", 8)
+    if draft.extra["backend"] == "fsdp" and tree.on(f"{ACTOR}.use_dynamic_bsz") and world > 1:
+        draft.report(
+            "P3O028",
+            tree.settings.place(f"{ACTOR}.use_dynamic_bsz"),
+            f"{ACTOR}.use_dynamic_bsz (true) with {ACTOR}.strategy (fsdp) on {world} GPUs: ranks may cut different "
+            "numbers of micro-batches and wait for each other",
+            f"set {ACTOR}.use_dynamic_bsz=false, or check that your version synchronises the number",
+            "batch.use_dynamic_batch_size",
+        )
     tree.copy("batch.num_rollout", "trainer.total_training_steps", whole)
     frequency = tree.number("trainer.save_freq", -1)
     tree.put("checkpoint.save_interval", whole(frequency) if frequency > 0 else None, "trainer.save_freq")
