@@ -21,7 +21,8 @@ SEQUENCE_LENGTHS = (16, 24, 8, 32, 8, 16, 24, 16)
 
 @dataclass(frozen=True)
 class Layout:
-    """``vpp``: model chunks per pipeline rank. ``packed``: two sequences per row, in thd form."""
+    """``vpp``: model chunks per pipeline rank. ``packed``: two sequences per row, in thd form. ``mixed``: packed, and
+    only every other row is split over the context-parallel ranks; the others are dealt out to them whole."""
 
     tp: int = 1
     pp: int = 1
@@ -29,12 +30,13 @@ class Layout:
     vpp: int | None = None
     sp: bool = False
     packed: bool = False
+    mixed: bool = False
     recompute: str = "none"
 
     def __str__(self) -> str:
         sizes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "vpp")}
         parts = [f"{name}{size}" for name, size in sizes.items() if size not in (1, None)]
-        parts += [name for name in ("sp", "packed") if getattr(self, name)]
+        parts += [name for name in ("sp", "packed", "mixed") if getattr(self, name)]
         parts += [self.recompute] if self.recompute != "none" else []
         return "-".join(parts) or "plain"
 
@@ -142,34 +144,41 @@ def micro_batches(groups: Any, layout: Layout) -> list[dict[str, Any]]:
     import torch
 
     everything = sequences()
-    size = 2 if layout.packed else 1
+    size = 2 if layout.packed or layout.mixed else 1
     units = [everything[start : start + size] for start in range(0, len(everything), size)]
+    mine = [(unit, True) for unit in units[groups.dp_rank :: groups.dp_size]]
+    if layout.mixed:
+        whole = [unit for unit, _ in mine[1::2]]
+        mine = mine[::2] + [(unit, False) for unit in whole[groups.cp_rank :: groups.cp_size]]
     batches = []
-    for unit in units[groups.dp_rank :: groups.dp_size]:
+    for unit, split in mine:
         tokens = torch.cat([sequence[:-1] for sequence in unit])[None]
         targets = torch.cat([sequence[1:] for sequence in unit])[None]
         positions = torch.cat([torch.arange(len(sequence) - 1) for sequence in unit])[None]
         batch: dict[str, Any] = {"tokens": tokens, "targets": targets, "positions": positions}
-        batches.append(_split_cp(batch, [len(sequence) - 1 for sequence in unit], groups, layout))
+        batches.append(_split_cp(batch, [len(sequence) - 1 for sequence in unit], groups, layout, split))
     return batches
 
 
-def _split_cp(batch: dict[str, Any], lengths: list[int], groups: Any, layout: Layout) -> dict[str, Any]:
+def _split_cp(batch: dict[str, Any], lengths: list[int], groups: Any, layout: Layout, split: bool) -> dict[str, Any]:
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
     from p3o_launch.runtime.mcore.context_parallel import packed_zigzag_indices
 
     edges = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    if groups.cp_size > 1:
+    if groups.cp_size > 1 and split:
         kept = packed_zigzag_indices(edges, groups.cp_rank, groups.cp_size)
         batch = {name: tensor[:, kept] for name, tensor in batch.items()}
-    if layout.packed:
+    if layout.packed or layout.mixed:
         bounds = torch.tensor(edges, dtype=torch.int32)
         longest = max(lengths)
         batch["packed"] = PackedSeqParams(
             qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
         )
+        if layout.mixed:
+            batch["packed"].local_cp_size = groups.cp_size if split else 1
+            batch["packed"].cp_group = groups.cp if split else None
     return batch
 
 

@@ -1,6 +1,7 @@
-"""The core attention against a written-out reference: causal, masked, cached, packed, and over context-parallel ranks."""
+"""The core attention against a written-out reference: causal, masked, cached, packed, and context-parallel."""
 
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ def _packed(edges: list[int], **more: Any) -> Any:
 def _single_process(env: RankEnv) -> None:
     attention = _attention()
     query, key, value = _inputs(12, 3)
-    close = dict(rtol=1e-12, atol=1e-12)
+    close = {"rtol": 1e-12, "atol": 1e-12}
 
     # Training: causal, with gradients.
     sides = [side.clone().requires_grad_() for side in (query, key, value)]
@@ -79,9 +80,7 @@ def _single_process(env: RankEnv) -> None:
     # Packed segments equal separate sequences.
     edges = [0, 5, 6, 12]
     rows = [side[:, 0] for side in (query, key, value)]
-    pieces = [
-        _reference(*(side[a:b, :1] for side in (query, key, value))) for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    pieces = [_reference(*(side[a:b, :1] for side in (query, key, value))) for a, b in pairwise(edges)]
     torch.testing.assert_close(
         attention(*rows, None, packed_seq_params=_packed(edges)), torch.cat(pieces)[:, 0], **close
     )
@@ -132,7 +131,7 @@ def _context_parallel(env: RankEnv) -> dict[str, float]:
         if params is None:
             wanted, ours = _reference(*leaves), attention(*mine, None)
         else:
-            parts = [_reference(*(side[a:b] for side in leaves)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            parts = [_reference(*(side[a:b] for side in leaves)) for a, b in pairwise(edges)]
             wanted = torch.cat(parts)
             ours = attention(*(side[:, 0] for side in mine), None, packed_seq_params=params)[:, None]
         probe = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64).view_as(wanted)

@@ -12,6 +12,7 @@ replaces it where it is installed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from itertools import pairwise
 from typing import Any
@@ -24,6 +25,7 @@ from p3o_launch.runtime.mcore.compat import all_gather_single, quiet_import, red
 from p3o_launch.runtime.mcore.context_parallel import packed_zigzag_indices, zigzag_indices
 
 _MegatronModule = quiet_import("megatron.core.transformer.module").MegatronModule
+_SelfAttention = quiet_import("megatron.core.transformer.attention").SelfAttention
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -116,11 +118,10 @@ class TorchCoreAttention(_MegatronModule):  # type: ignore[misc, valid-type]
     def _packed(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, params: Any) -> torch.Tensor:
         """Each segment attends within itself. Segment bounds count tokens of the whole group, as in Megatron."""
         bounds = params.cu_seqlens_q if params.cu_seqlens_q_padded is None else params.cu_seqlens_q_padded
-        group = params.cp_group if params.cp_group is not None else self.cp_group
-        size, rank = (1, 0) if group is None or params.local_cp_size == 1 else (group.size(), group.rank())
+        group = _micro_batch_group(params) or self.cp_group
+        size, rank = (1, 0) if group is None else (group.size(), group.rank())
         edges: list[int] = bounds.tolist()
-        if size > 1:
-            assert group is not None
+        if group is not None and size > 1:
             order = torch.cat([packed_zigzag_indices(edges, r, size, query.device) for r in range(size)])
             key, value = gather_sequence(key, order, group), gather_sequence(value, order, group)
         pieces = []
@@ -154,6 +155,47 @@ class TorchCoreAttention(_MegatronModule):  # type: ignore[misc, valid-type]
                 scale=self.scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
+
+
+class MicroBatchGroupSelfAttention(_SelfAttention):  # type: ignore[misc, valid-type]
+    """Megatron's self attention, with rotary positions of the context-parallel group a micro-batch names.
+
+    A packed micro-batch may be split over a group of its own, or not at all (``local_cp_size`` 1): dynamic context
+    parallelism, and models that split their tokens inside. Megatron takes the keys' group from the micro-batch, but the
+    rotary positions from the group it was built with.
+    """
+
+    def forward(self, *args: Any, packed_seq_params: Any = None, **kwargs: Any) -> Any:
+        """As Megatron's."""
+        group = _micro_batch_group(packed_seq_params)
+        if group is None:
+            return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
+        built_with: Any = self.pg_collection
+        self.pg_collection = copy.copy(built_with)
+        self.pg_collection.cp = group
+        try:
+            return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
+        finally:
+            self.pg_collection = built_with
+
+
+class _Alone:
+    """A group of one rank, as far as rotary code asks."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+def _micro_batch_group(packed_seq_params: Any) -> Any:
+    """The group a micro-batch is split over when it is not the model's own; None when it says nothing."""
+    if packed_seq_params is None:
+        return None
+    if getattr(packed_seq_params, "cp_group", None) is not None:
+        return packed_seq_params.cp_group
+    return _Alone() if getattr(packed_seq_params, "local_cp_size", None) == 1 else None
 
 
 def _dropout_stream(config: Any) -> contextlib.AbstractContextManager[None]:

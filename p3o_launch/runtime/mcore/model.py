@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from p3o_launch.errors import PreflightError
-from p3o_launch.runtime.mcore.attention import TorchCoreAttention
+from p3o_launch.runtime.mcore.attention import MicroBatchGroupSelfAttention, TorchCoreAttention
 from p3o_launch.runtime.mcore.compat import have_transformer_engine, quiet_import
 from p3o_launch.runtime.mcore.config import params_dtype, transformer_config
 from p3o_launch.runtime.mcore.cpu_backend import device_backend
@@ -92,14 +92,17 @@ def block_spec(config: Any, groups: ParallelGroups, vp_stage: int | None) -> Any
     """The layers of one chunk, with their norms and attention."""
     specs = quiet_import("megatron.core.models.gpt.gpt_layer_specs")
     if groups.device != "cpu" and have_transformer_engine():
-        return specs.get_gpt_layer_with_transformer_engine_spec(
+        layer = specs.get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm
         )
+        layer.submodules.self_attention.module = MicroBatchGroupSelfAttention
+        return layer
     layer = specs.get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
     )
     layer.submodules.input_layernorm = SpecRMSNorm
     layer.submodules.pre_mlp_layernorm = SpecRMSNorm
+    layer.submodules.self_attention.module = MicroBatchGroupSelfAttention
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = TorchCoreAttention
     if config.qk_layernorm:
