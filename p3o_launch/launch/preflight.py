@@ -7,7 +7,7 @@ second loads tokenizer and prompts and raises DataError at the first record that
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,8 +133,9 @@ def load_inputs(preset: Preset) -> Inputs:
     wanted = preset.evaluation.interval is not None
     evaluation = load_prompts(preset, tokenizer, split="eval") if wanted else None
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids)))
-
-    texts = Texts(decode=decode, score=lambda text, label: score(preset.reward, text, label))
-    return Inputs(prompts=prompts, texts=texts, eval_prompts=evaluation)
+    texts = Texts(decode=tokenizer.decode, score=lambda text, label: score(preset.reward, text, label))
+    skipped = {preset.data.prompt_data: prompts.skipped}
+    if evaluation is not None:
+        skipped[preset.data.eval_prompt_data or ""] = evaluation.skipped
+    counted = {source: reasons for source, reasons in skipped.items() if reasons}
+    return Inputs(prompts=prompts, texts=texts, eval_prompts=evaluation, skipped=counted)

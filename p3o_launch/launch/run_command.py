@@ -140,8 +140,12 @@ class PresetRun:
             directory = self._directory()
             plan = make_plan(self.preset, directory)
             record = self._write_record(plan)
+            record.update(prompts=len(inputs.prompts), skipped=inputs.skipped)
             progress = make_progress(plan.total_steps)
             progress.say(f"run directory {directory}")
+            for source, reasons in inputs.skipped.items():
+                for reason, count in reasons.items():
+                    progress.say(f"warning: {count} prompts of {source} are left out: {reason}")
             return self._drive(plan, inputs, record, progress, stop)
 
     def _directory(self) -> Path:

@@ -6,7 +6,7 @@ No torch and no megatron in this process: what needs them runs on the ranks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,11 +54,12 @@ def megatron_ranks(plan: RunPlan, cluster: Any, should_stop: Callable[[], bool])
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What was checked and loaded before any process started."""
+    """What was checked and loaded before any process started. ``skipped``: records left out, by file and reason."""
 
     prompts: PromptSource
     texts: Texts
     eval_prompts: PromptSource | None = None
+    skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass

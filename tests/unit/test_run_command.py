@@ -11,7 +11,7 @@ import yaml
 from run_support import TEXTS, TINY, Prompts, Ranks, tiny_preset
 
 from p3o_launch.check import check_file
-from p3o_launch.errors import MissingExtraError, NonFiniteRatioError, RunInterrupted, UsageError
+from p3o_launch.errors import DataError, MissingExtraError, NonFiniteRatioError, RunInterrupted, UsageError
 from p3o_launch.launch import preflight
 from p3o_launch.launch.environment import Gpu, working_tree
 from p3o_launch.launch.preflight import Request, machine_findings, require_packages
@@ -108,13 +108,13 @@ def start(tmp_path, monkeypatch, preset_file):
     """Runs a preset with fake ranks in a real run directory; gives the exit code."""
     monkeypatch.chdir(tmp_path)
 
-    def run(ranks=None, **groups):
+    def run(ranks=None, load=lambda preset: Inputs(Prompts(), TEXTS, Prompts(2)), **groups):
         groups.setdefault("logging", {"output_root": str(tmp_path / "runs")})
         result = check_file(preset_file(**groups))
         return PresetRun(
             result,
             result.preset,
-            load=lambda preset: Inputs(Prompts(), TEXTS, Prompts(2)),
+            load=load,
             start_cluster=lambda plan: Cluster(),
             start_ranks=lambda plan, cluster, stop: ranks or Ranks(),
         ).execute()
@@ -154,6 +154,21 @@ def test_a_run_leaves_a_complete_directory(start, tmp_path, capsys):
     err = capsys.readouterr().err
     assert f"results {run}" in err
     assert "step 4/4  reward 0.500  ess 0.5000" in err
+
+
+def test_prompts_that_are_left_out_are_counted_and_recorded(start, tmp_path, capsys, monkeypatch):
+    lines = ['{"q": "1+1=", "a": "2"}', "not json", '{"q": "' + "1" * 40 + '", "a": "1"}', '{"q": "2+2=", "a": 4}']
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    data = {"prompt_data": "p.jsonl", "input_key": "q", "label_key": "a"}
+    with pytest.raises(DataError, match=r"p\.jsonl:2: not a JSON object"):
+        start(load=preflight.load_inputs, data=data)
+    assert not (tmp_path / "runs").exists()
+    data |= {"malformed_lines": "skip", "overlong_prompts": "skip"}
+    assert start(load=preflight.load_inputs, data=data) == 0
+    record = json.loads((only_run(tmp_path) / "run.json").read_text())
+    assert record["prompts"] == 2
+    assert record["skipped"] == {"p.jsonl": {"malformed line": 1, "overlong prompt": 1}}
+    assert "warning: 1 prompts of p.jsonl are left out: overlong prompt" in capsys.readouterr().err
 
 
 def test_a_failed_run_says_so_and_keeps_its_steps(start, tmp_path):
