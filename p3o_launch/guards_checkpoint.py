@@ -25,7 +25,7 @@ _REPORT = "https://github.com/NVIDIA-NeMo/RL/issues/3497"
 def _left_to_the_checkpoint(preset: Preset) -> list[str]:
     """Sampling fields the engine will fill from the checkpoint."""
     rollout = preset.rollout
-    if rollout.generation_config != "auto" or rollout.engine == "megatron" or not policy_ratio_from_rollout(preset):
+    if rollout.generation_config != "auto" or rollout.engine == "megatron":
         return []
     return [field for field in _FILLED if getattr(rollout, field) is None]
 
@@ -43,7 +43,7 @@ def _left_to_the_checkpoint(preset: Preset) -> list[str]:
 def generation_config_not_neutral(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
     fields = _left_to_the_checkpoint(preset)
-    if not fields:
+    if not fields or not policy_ratio_from_rollout(preset):
         return
     config = read_checkpoint_json(preset.model.hf_checkpoint, "generation_config.json") or {}
     filled = [field for field in fields if not FIELDS[field].is_neutral(config.get(field))]

@@ -14,6 +14,8 @@ from p3o_launch.rules_file import file_finding
 from p3o_launch.schema import Group, Preset
 from p3o_launch.topology import topology
 
+# Placeholders below any real value: what is too long with them is too long.
+_LOWER_BOUNDS = ("rollout.max_prompt_len",)
 # What a framework's own loss allows and P3O does not.
 _BACK_UNDER_P3O = ("P3O112", "P3O401", "P3O114")
 _ABOUT_ROLLOUTS = ("P3O1", "P3O4")
@@ -62,7 +64,8 @@ def judge(facts: Facts) -> tuple[list[LocatedFinding], list[str]]:
 
 
 def _rests_on_unknown(facts: Facts, finding: Finding) -> bool:
-    return any(path in facts.unknown for path in (finding.path, *finding.related))
+    related = [path for path in finding.related if path not in _LOWER_BOUNDS]
+    return any(path in facts.unknown for path in (finding.path, *related))
 
 
 def _located(facts: Facts, rule: Rule, finding: Finding) -> LocatedFinding:

@@ -18,9 +18,12 @@ SLIME = f"""{MODEL}
 --rollout-max-response-len 1024 --global-batch-size 64 --micro-batch-size 1 --lr 1e-6
 --advantage-estimator grpo --eps-clip 0.2 --calculate-per-token-loss
 """
-RELAX = SLIME.replace("--advantage-estimator grpo --eps-clip 0.2", "--advantage-estimator p3o").replace(
-    "--actor-num-nodes 1 --actor-num-gpus-per-node 4", '--resource \'{"actor":[1,4],"rollout":[1,4]}\''
-) + "--use-rollout-logprobs --p3o-ess-scope step --p3o-kl-mode proxy_safe --rollout-top-p 1.0 --rollout-top-k -1\n"
+RELAX = (
+    SLIME.replace("--advantage-estimator grpo --eps-clip 0.2", "--advantage-estimator p3o").replace(
+        "--actor-num-nodes 1 --actor-num-gpus-per-node 4", '--resource \'{"actor":[1,4],"rollout":[1,4]}\''
+    )
+    + "--use-rollout-logprobs --p3o-ess-scope step --p3o-kl-mode proxy_safe --rollout-top-p 1.0 --rollout-top-k -1\n"
+)
 MEGATRON = f"""{MODEL}
 --perform-rl-step --calculate-per-token-loss --bf16 --micro-batch-size 1 --global-batch-size 64 --lr 1e-6
 --lr-decay-style constant --grpo-prompts-per-step 16 --grpo-group-size 4 --grpo-iterations 1 --grpo-kl-beta 0.0
