@@ -141,8 +141,9 @@ def _model(read: Reader) -> None:
         read.copy("model.max_position_embeddings", "max_position_embeddings")
     else:
         draft.forget("model.max_position_embeddings")
-    if read.get("use_checkpoint_args"):  # the checkpoint brings the architecture
-        draft.forget("model.num_experts", "model.num_query_groups", "model.num_layers")
+    if read.get("use_checkpoint_args"):  # the checkpoint brings what is not written
+        absent = [dest for dest in ("num_experts", "num_query_groups", "num_layers") if not read.given(dest)]
+        draft.forget(*(f"model.{dest}" for dest in absent))
     for kind in ("attention_dropout", "hidden_dropout"):
         read.copy(f"model.{kind}", kind, always=False)
         if read.get("use_checkpoint_args"):

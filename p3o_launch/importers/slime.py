@@ -262,7 +262,7 @@ def _true_on_policy(read: Reader) -> None:
     sizes = [draft.get(f"batch.{name}") for name in ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size")]
     automatic = bool(draft.get("rollout.fully_async")) and None not in sizes and sizes[0] * sizes[1] == sizes[2]
     draft.extra["true_on_policy_mode"] = bool(read.get("true_on_policy_mode")) or automatic
-    use = read.arguments.use("true_on_policy_mode") or read.arguments.use("global_batch_size")
+    use = read.arguments.use("true_on_policy_mode") or read.arguments.use("fully_async")
     cause = f"--fully-async with --rollout-batch-size x --n-samples-per-prompt = --global-batch-size ({sizes[2]})"
     if read.get("true_on_policy_mode"):
         cause = "--true-on-policy-mode"

@@ -38,7 +38,8 @@ actor_rollout_ref.actor.ppo_mini_batch_size=16
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1
 """
 NEMO = """
-grpo: {num_prompts_per_step: 16, num_generations_per_prompt: 4, max_num_steps: 20, seed: 42, async_grpo: {enabled: false}}
+grpo: {num_prompts_per_step: 16, num_generations_per_prompt: 4, max_num_steps: 20, seed: 42,
+  async_grpo: {enabled: false}}
 loss_fn: {reference_policy_kl_penalty: 0.0, ratio_clip_min: 0.2, ratio_clip_max: 0.2, token_level_loss: true,
   use_importance_sampling_correction: false}
 checkpointing: {enabled: true, save_period: 10}

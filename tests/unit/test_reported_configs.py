@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from importer_lists import MEGATRON, NEMO, RELAX, SLIME, codes, lint, without
+
 from p3o_launch.check import check_text
 from p3o_launch.diagnostics import LocatedFinding, Severity
 
@@ -214,6 +214,7 @@ ELSEWHERE = {
     47: "the size of a working directory: preflight",
     52: "an untyped YAML file over the arguments, below",
 }
+
 
 def test_every_report_has_a_case() -> None:
     assert CASES.keys() | ELSEWHERE.keys() == REPORTS.keys()
