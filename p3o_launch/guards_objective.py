@@ -470,6 +470,30 @@ def is_per_sample_with_dynamic_batch(preset: Preset) -> bool:
 
 
 @guard(
+    "P3O121",
+    "optimizer-out-of-range",
+    why="The rate decays from lr to min_lr, and Adam's averages need a beta below 1. Megatron and torch check both "
+    "when the optimizer is built, after every rank has loaded the model.",
+    fix="Set optimizer.min_lr to optimizer.lr or less, and the betas below 1.",
+    source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer_param_scheduler.py",
+    allows="min_lr equal to lr, and a beta of 0.",
+)
+def optimizer_out_of_range(context: GuardContext) -> Iterator[Finding]:
+    preset, optimizer = context.preset, context.preset.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield Finding(
+            "optimizer.min_lr",
+            f"{named(preset, 'optimizer.min_lr')} is above {named(preset, 'optimizer.lr')}",
+            "use 0, or any rate up to optimizer.lr",
+            related=("optimizer.lr",),
+        )
+    for field, usual in (("adam_beta1", "0.9"), ("adam_beta2", "0.95")):
+        if getattr(optimizer, field) >= 1:
+            path = f"optimizer.{field}"
+            yield Finding(path, f"{named(preset, path)} keeps Adam's average from ever moving", f"use {usual}")
+
+
+@guard(
     "P3O120",
     "dropout-in-policy-ratio",
     Severity.WARNING,

@@ -170,6 +170,38 @@ def batch_invariant_on_this_gpu(context: GuardContext) -> Iterator[Finding]:
 
 
 @guard(
+    "P3O509",
+    "attention-backend-unavailable",
+    why="The flash and fused kernels compute in fp16 or bf16, and on Ampere or later. Asked for anything else, the "
+    "attention layer finds no kernel in its first forward pass.",
+    fix="Set precision.bf16: true, or model.attention_backend: unfused.",
+    source="kernel selection of Transformer Engine's DotProductAttention; https://github.com/redai-studio/Relax/issues/233",
+    allows="auto, unfused and local; runs on the CPU; a GPU that is not declared or not known.",
+    ignorable=True,
+)
+def attention_backend_unavailable(context: GuardContext) -> Iterator[Finding]:
+    preset, path = context.preset, "model.attention_backend"
+    precision, gpu = preset.precision, find_gpu(preset.cluster.gpu)
+    if preset.cluster.device != "cuda" or preset.model.attention_backend not in ("flash", "fused"):
+        return
+    if not precision.bf16 and not precision.fp16:
+        yield Finding(
+            path,
+            f"{named(preset, path)} computes in fp16 or bf16, but precision.bf16 and precision.fp16 are false",
+            "set precision.bf16: true, or model.attention_backend: unfused",
+            related=("precision.bf16", "precision.fp16"),
+        )
+    elif gpu is not None and gpu.capability < (8, 0):
+        yield Finding(
+            path,
+            f"{named(preset, path)} needs compute capability 8.0, but {named(preset, 'cluster.gpu')} has "
+            f"{_dotted(gpu.capability)}",
+            "use unfused",
+            related=("cluster.gpu",),
+        )
+
+
+@guard(
     "P3O508",
     "half-precision-on-cpu",
     why="On the CPU the runtime computes in float32, or in float64 for verification: bf16 matrix products are about a "

@@ -274,6 +274,49 @@ def bad_evaluation_sampling(context: GuardContext) -> Iterator[Finding]:
 
 
 @guard(
+    "P3O414",
+    "evaluation-without-prompts",
+    why="An interval asks for evaluations, and there is nothing to evaluate on: the run stops before it starts.",
+    fix="Set data.eval_prompt_data, or evaluation.interval: null.",
+    source="design rule of p3o-launch: what a preset asks for is done or refused",
+    allows="No interval; evaluation prompts that no interval uses.",
+)
+def evaluation_without_prompts(context: GuardContext) -> Iterator[Finding]:
+    preset = context.preset
+    if preset.evaluation.interval is not None and preset.data.eval_prompt_data is None:
+        yield Finding(
+            "evaluation.interval",
+            f"{named(preset, 'evaluation.interval')} asks for evaluations, but data.eval_prompt_data is absent",
+            "set data.eval_prompt_data, or evaluation.interval: null",
+            related=("data.eval_prompt_data",),
+        )
+
+
+@guard(
+    "P3O415",
+    "evaluation-never-due",
+    Severity.WARNING,
+    why="The run ends before the first evaluation is due. Its record holds none, and nothing says so.",
+    fix="Use an interval of at most batch.num_rollout, or evaluate before training.",
+    source="design rule of p3o-launch: what a preset asks for is done or refused",
+    allows="An evaluation before training; an interval equal to the number of rollouts.",
+    ignorable=True,
+)
+def evaluation_never_due(context: GuardContext) -> Iterator[Finding]:
+    preset, interval = context.preset, context.preset.evaluation.interval
+    if interval is None or preset.data.eval_prompt_data is None or preset.evaluation.before_train:
+        return
+    if interval > preset.batch.num_rollout:
+        yield Finding(
+            "evaluation.interval",
+            f"{named(preset, 'evaluation.interval')} is above {named(preset, 'batch.num_rollout')}: the run ends "
+            "before the first evaluation",
+            f"use {preset.batch.num_rollout} or less, or set evaluation.before_train: true",
+            related=("batch.num_rollout", "evaluation.before_train"),
+        )
+
+
+@guard(
     "P3O412",
     "sample-longer-than-model",
     why="A prompt and its response share the model's positions. Past the last one the rotary angles were never "

@@ -115,6 +115,12 @@ LIMITS = (
         "holds the weights in the half-precision format that is on",
         "remove precision.params_dtype, or set precision.bf16 and precision.fp16 to false",
     ),
+    Limit(
+        "precision.params_dtype",
+        lambda preset: preset.precision.params_dtype == "float64" and preset.cluster.device == "cuda",
+        "computes in float64 on the CPU only",
+        "remove precision.params_dtype, or use the profile cpu",
+    ),
     _switch("precision.cross_entropy_loss_fusion", "computes log-probs itself, from the same logits as the entropy"),
     Limit(
         "parallel.use_distributed_optimizer",

@@ -157,9 +157,9 @@ def _legal_global_batches(context: GuardContext, unit: int) -> list[int]:
     allows="Several optimizer steps per rollout.",
 )
 def rollout_does_not_fill_steps(context: GuardContext) -> Iterator[Finding]:
-    preset, samples, unit = context.preset, context.topology.samples_per_rollout, _step_unit(context)
+    preset, samples, unit = context.preset, context.topology.samples_per_rollout, _step_unit(context) or 1
     step = preset.batch.global_batch_size
-    if unit is None or step % unit != 0 or samples % step == 0 or preset.batch.n_samples_per_prompt < 2:
+    if step % unit != 0 or samples % step == 0 or preset.batch.n_samples_per_prompt < 2:
         return  # the number of samples must change anyway: P3O112
     prompts, per_prompt = preset.batch.rollout_batch_size, preset.batch.n_samples_per_prompt
     made = f"batch.rollout_batch_size ({prompts}) x batch.n_samples_per_prompt ({per_prompt}) = {samples} samples"
@@ -179,8 +179,7 @@ def rollout_does_not_fill_steps(context: GuardContext) -> Iterator[Finding]:
 
 def _mend_rollout(context: GuardContext, unit: int) -> tuple[str, str]:
     """The setting to blame, and the hint."""
-    batch, dp = context.preset.batch, context.topology.dp
-    assert dp is not None
+    batch, dp = context.preset.batch, context.topology.dp or 1
     prompts = either(_legal_rollout_batches(context, dp))
     path, hint = "batch.rollout_batch_size", f"use batch.rollout_batch_size {prompts}"
     steps = [size for size in divisors(context.topology.samples_per_rollout) if size % unit == 0]
@@ -334,12 +333,24 @@ def stage_layout_without_pipeline(context: GuardContext) -> Iterator[Finding]:
 @guard(
     "P3O306",
     "heads-not-divisible",
-    why="Tensor parallelism gives each rank a whole number of attention heads.",
-    fix="Choose a tensor-parallel size that divides num_attention_heads.",
+    why="Heads are of equal width, and tensor parallelism gives each rank a whole number of them.",
+    fix="Choose a tensor-parallel size that divides num_attention_heads, and write kv_channels where hidden_size is "
+    "not a multiple of the heads.",
     source=f"num_attention_heads in {CONFIG}",
+    allows="Heads whose width is written out (kv_channels), whatever hidden_size is.",
 )
 def heads_not_divisible(context: GuardContext) -> Iterator[Finding]:
     preset, sizes = context.preset, context.topology
+    model = preset.model
+    if model.kv_channels is None and model.hidden_size % model.num_attention_heads != 0:
+        yield Finding(
+            "model.num_attention_heads",
+            f"{named(preset, 'model.num_attention_heads')} does not divide {named(preset, 'model.hidden_size')}, and "
+            "model.kv_channels is absent",
+            "set model.kv_channels to the checkpoint's head_dim, or correct the number of heads",
+            related=("model.hidden_size", "model.kv_channels"),
+        )
+        return
     if sizes.dp is None or preset.model.num_attention_heads % sizes.tp == 0:
         return
     yield Finding(
@@ -608,4 +619,55 @@ def width_not_divisible(context: GuardContext) -> Iterator[Finding]:
             f"{both(named(preset, path) for path in uneven)}",
             f"use {either(_legal_tensor_sizes(context))}",
             related=tuple(uneven),
+        )
+
+
+@guard(
+    "P3O317",
+    "recompute-incomplete",
+    why="Full recomputation needs a method and a number of layers; selective recomputation takes no number. Megatron "
+    "checks it when the model is built, after every rank has started.",
+    fix="Full: recompute_method uniform or block, and recompute_num_layers. Selective: leave recompute_num_layers out.",
+    source=f"recompute_granularity in {CONFIG}",
+)
+def recompute_incomplete(context: GuardContext) -> Iterator[Finding]:
+    preset, parallel = context.preset, context.preset.parallel
+    granularity, path = parallel.recompute_granularity, "parallel.recompute_granularity"
+    layers = "parallel.recompute_num_layers"
+    if granularity == "full":
+        absent = [f for f in ("recompute_method", "recompute_num_layers") if getattr(parallel, f) is None]
+        if absent:
+            values = {"recompute_method": "uniform", "recompute_num_layers": "1"}
+            yield Finding(
+                path,
+                f"{named(preset, path)} without {both(f'parallel.{f}' for f in absent)}",
+                "set " + both(f"parallel.{f}: {values[f]}" for f in absent),
+                related=tuple(f"parallel.{f}" for f in absent),
+            )
+    elif parallel.recompute_num_layers is not None:
+        yield Finding(
+            layers,
+            f"{named(preset, layers)} with {named(preset, path)}: the number of layers belongs to full recomputation",
+            f"remove {layers}, or set {path}: full",
+            related=(path,),
+        )
+
+
+@guard(
+    "P3O318",
+    "overlap-without-distributed-optimizer",
+    why="Parameters are gathered only where the distributed optimizer has spread them, and Megatron overlaps that with "
+    "the forward pass only when the gradient reduction is overlapped too.",
+    fix="Set parallel.use_distributed_optimizer and parallel.overlap_grad_reduce, or leave overlap_param_gather out.",
+    source=f"--overlap-param-gather in {ARGUMENTS}",
+)
+def overlap_without_distributed_optimizer(context: GuardContext) -> Iterator[Finding]:
+    parallel, path = context.preset.parallel, "parallel.overlap_param_gather"
+    needed = [f"parallel.{f}" for f in ("use_distributed_optimizer", "overlap_grad_reduce") if not getattr(parallel, f)]
+    if parallel.overlap_param_gather and needed:
+        yield Finding(
+            path,
+            f"{path} is true without {both(needed)}",
+            "set " + both(f"{other}: true" for other in needed),
+            related=tuple(needed),
         )

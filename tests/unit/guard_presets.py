@@ -36,7 +36,7 @@ CLEAN: dict[str, Any] = {
     "optimizer": {"lr": 1e-5},
     "rollout": {"max_prompt_len": 512, "max_response_len": 4096, "top_p": 1.0, "top_k": -1},
     "evaluation": {},
-    "data": {"prompt_data": "/data/train.jsonl"},
+    "data": {"prompt_data": "/data/train.jsonl", "eval_prompt_data": "/data/test.jsonl"},
     "reward": {},
     "logging": {},
     "checkpoint": {},
