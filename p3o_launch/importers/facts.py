@@ -110,6 +110,8 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.inapplicable["P3O119"] = "it is about what P3O Launch's own runtime carries out"
+        for code in ("P3O414", "P3O415"):
+            self.inapplicable[code] = "evaluation sets and schedules are not among the facts that are read"
         self.inapplicable["P3O708"] = "what is set before the command belongs to the launching shell"
 
     def put(self, path: str, value: Any, name: str = "", place: Position | None = None) -> None:
