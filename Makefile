@@ -26,7 +26,7 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 quickstart: $(VENV)/.runtime
-	$(BIN)/p3o-launch run --preset on_policy --profile cpu
+	$(BIN)/p3o-launch run --preset temp_1p2 --profile cpu
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow"
