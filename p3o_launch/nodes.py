@@ -7,6 +7,7 @@ anything is expanded. Scalars follow YAML 1.1, as PyYAML reads them; timestamps 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0
 _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _CORE = "tag:yaml.org,2002:"
 _CORE_TAGS = frozenset(_CORE + name for name in ("str", "int", "float", "bool", "null", "map", "seq"))
+_ODD_BREAK = re.compile("\r(?!\n)|[\x85\u2028\u2029]")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -152,15 +154,26 @@ class _Builder:
         self.stack: list[_Open] = []
         self.root: Node | None = None
         self.count = 0
+        self.end = (0, 0)
+        self.breaks: list[int] | None = None
 
     def at(self, mark: Any) -> Position:
-        column = mark.column + (self.column if mark.line == 0 else 1)
-        return Position(self.file, mark.line + self.line, column, self.origin)
+        line, column = mark.line, mark.column
+        if self.breaks is not None:
+            line = bisect_right(self.breaks, mark.index - 1)
+            column = mark.index - (self.breaks[line - 1] + 1 if line else 0)
+        elif line > self.end[0]:
+            line, column = self.end
+        return Position(self.file, line + self.line, column + (self.column if line == 0 else 1), self.origin)
 
     def stop(self, code: str, mark: Any, message: str, hint: str | None = None) -> Stop:
         return Stop(file_finding(code, self.at(mark), message, hint))
 
     def feed(self, text: str) -> None:
+        # The parser's end of an unfinished text lies a line below it; and it ends lines where editors do not.
+        self.end = (text.count("\n"), len(text) - text.rfind("\n") - 1)
+        if _ODD_BREAK.search(text):
+            self.breaks = [match.start() for match in re.finditer("\n", text)]
         for event in yaml.parse(text, Loader=_LOADER):
             kind = type(event).__name__
             if kind == "ScalarEvent":
@@ -294,16 +307,16 @@ def parse(
                 file_finding("P3O002", position, "a tab stands where YAML wants spaces", "indent with spaces")
             ]
         code = "P3O004" if "nesting depth" in (error.problem or "") else "P3O002"
-        return None, [file_finding(code, position, _problem(error), _syntax_hint(error))]
+        return None, [file_finding(code, position, _problem(error, builder.end[0]), _syntax_hint(error))]
     except yaml.YAMLError as error:
         return None, [file_finding("P3O002", Position(file, line, column, origin), shown(str(error), 120))]
     return builder.root, builder.findings
 
 
-def _problem(error: yaml.MarkedYAMLError) -> str:
+def _problem(error: yaml.MarkedYAMLError, last: int) -> str:
     text = error.problem or "the YAML syntax is broken"
     if error.context and error.context_mark:
-        text += f", {error.context} that starts on line {error.context_mark.line + 1}"
+        text += f", {error.context} that starts on line {min(error.context_mark.line, last) + 1}"
     return (text if text.isprintable() else ascii(text))[:200]
 
 
