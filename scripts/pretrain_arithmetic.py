@@ -98,9 +98,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: Pairs) -> tuple[Tensor, Te
 
 
 @torch.no_grad()
-def accuracy(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: Pairs, temperature: float
-) -> float:
+def accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: Pairs, temperature: float) -> float:
     """Share of exact answers; temperature 0 is greedy. Prompts of one length at a time, so no padding is needed."""
     generator = torch.Generator().manual_seed(0)
     right = 0
@@ -120,9 +118,7 @@ def accuracy(
     return right / len(pairs)
 
 
-def train(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace
-) -> dict[str, float]:
+def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> dict[str, float]:
     """Next-token training until the probe is answered well enough; returns the figures the docstring states."""
     pairs = problems("train")
     variants = [chained(pairs, args.chained, random.Random(i)) for i in range(VARIANTS)]
@@ -146,7 +142,10 @@ def train(
         if step % args.probe_every:
             continue
         sampled = accuracy(model, tokenizer, probe, 1.0)
-        print(f"step {step}  loss {loss.item():.3f}  sampled {sampled:.3f}  {time.monotonic() - started:.0f} s", flush=True)
+        print(
+            f"step {step}  loss {loss.item():.3f}  sampled {sampled:.3f}  {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
         if sampled >= args.stop_at:
             return {
                 "steps": step,

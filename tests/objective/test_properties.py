@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,7 +42,11 @@ def random_batch(seed: int, rows: int, width: int, spread: float) -> dict[str, T
 
 
 batches = st.builds(
-    random_batch, st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 9), st.sampled_from([0.0, 1e-3, 0.3, 3.0, 20.0])
+    random_batch,
+    st.integers(0, 2**31),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 1e-3, 0.3, 3.0, 20.0]),
 )
 
 
@@ -68,8 +73,7 @@ def test_moments_add_over_any_partition(batch: dict[str, Tensor], random: Any) -
     width = flat["mask"].shape[1]
     cuts = sorted({0, width, *(random.randrange(width + 1) for _ in range(3))})
     parts = [
-        moments_of({name: values[:, start:stop] for name, values in flat.items()})
-        for start, stop in zip(cuts, cuts[1:], strict=False)
+        moments_of({name: values[:, start:stop] for name, values in flat.items()}) for start, stop in pairwise(cuts)
     ]
     total, whole = torch.stack(parts).sum(0), moments_of(batch)
     assert total[2] == whole[2]
@@ -130,9 +134,9 @@ def test_gradients_match_finite_differences() -> None:
     # The score term is not the derivative of its value: the coefficient is held fixed. Its advantage is set to zero.
     for kl_mode in ("proxy", "proxy_safe"):
         assert torch.autograd.gradcheck(
-            lambda p, mode=kl_mode: p3o_token_terms(
-                p, behavior, torch.zeros_like(p), mask, CONTEXT, kl_mode=mode
-            ).token_loss,
+            lambda p, mode=kl_mode: (
+                p3o_token_terms(p, behavior, torch.zeros_like(p), mask, CONTEXT, kl_mode=mode).token_loss
+            ),
             start.clone().requires_grad_(),
         )
     assert torch.autograd.gradcheck(

@@ -75,10 +75,10 @@ def p3o_token_terms(
     valid = as_bool(mask)
     dtype = working_dtype(log_probs, behavior_log_probs)
     policy = zero_outside(log_probs, valid, dtype)
-    l = log_ratio(log_probs, behavior_log_probs, valid)
-    ratio = torch.where(valid, l.detach().exp(), 0.0)
+    log_r = log_ratio(log_probs, behavior_log_probs, valid)
+    ratio = torch.where(valid, log_r.detach().exp(), 0.0)
     coefficient = ratio.clamp(max=context.cap)
-    behavior_kl = kl_proxy(l, kl_mode)
+    behavior_kl = kl_proxy(log_r, kl_mode)
     # The comparison is float32 on purpose: on-policy, c = 1 - 1e-8-ish is 1 there, and no token counts as capped.
     ratio32 = ratio.float()
     cap32 = torch.full((), context.cap, dtype=torch.float32, device=ratio.device)
@@ -142,9 +142,9 @@ def ppo_clip_terms(
     """
     require_same_shape(log_probs=log_probs, behavior_log_probs=behavior_log_probs, advantages=advantages, mask=mask)
     valid = as_bool(mask)
-    l = log_ratio(log_probs, behavior_log_probs, valid)
-    advantage = zero_outside(advantages.detach(), valid, l.dtype)
-    ratio = torch.where(valid, l.detach().exp(), 0.0)
+    log_r = log_ratio(log_probs, behavior_log_probs, valid)
+    advantage = zero_outside(advantages.detach(), valid, log_r.dtype)
+    ratio = torch.where(valid, log_r.detach().exp(), 0.0)
     clipped_loss = -ratio.clamp(1.0 - eps_low, 1.0 + eps_high) * advantage
     # -ratio * advantage is nan at inf * 0, where the clipped loss is 0 and so is the gradient.
     clip_active = ~(-ratio * advantage >= clipped_loss)
@@ -153,9 +153,9 @@ def ppo_clip_terms(
         bound = -dual_clip * advantage
         at_bound = (advantage < 0) & (torch.maximum(-ratio * advantage, clipped_loss) > bound)
         clipped_loss, bounded = torch.where(at_bound, bound, clipped_loss), clip_active | at_bound
-    live_ratio = torch.where(bounded, 0.0, l).exp()
+    live_ratio = torch.where(bounded, 0.0, log_r).exp()
     loss = torch.where(bounded, clipped_loss, -live_ratio * advantage)
-    return ClipTerms(ratio=ratio, loss=torch.where(valid, loss, 0.0), clip_hits=(clip_active & valid).to(l.dtype))
+    return ClipTerms(ratio=ratio, loss=torch.where(valid, loss, 0.0), clip_hits=(clip_active & valid).to(log_r.dtype))
 
 
 def ppo_clip_loss(
