@@ -174,6 +174,9 @@ def _shutdown_ray(timeout_s: float) -> None:
 def _as_run_error(what: str) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ConnectionError, ValueError, AssertionError, OSError) as error:
+    except Exception as error:  # Ray raises bare Exception when its servers are slow to come up
         reason = str(error).strip().splitlines()
-        raise RunError(f"{what}: {reason[0] if reason else type(error).__name__}") from error
+        raise RunError(
+            f"{what}: {reason[0] if reason else type(error).__name__}",
+            hint="Ray's servers get 30 s to come up: look at this machine's load and free memory, then try again",
+        ) from error
