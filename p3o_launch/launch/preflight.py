@@ -120,7 +120,7 @@ def load_inputs(preset: Preset) -> Inputs:
     """Tokenizer, prompts and verifier. Raises DataError for a record that cannot be used."""
     from p3o_launch.assets import resolve_checkpoint
     from p3o_launch.runtime.rollout.prompts import load_prompts
-    from p3o_launch.runtime.rollout.rewards import score
+    from p3o_launch.runtime.rollout.rewards import require_verifier, score
     from p3o_launch.runtime.rollout.tokenizer import load_tokenizer
 
     if preset.rollout.engine != "megatron":
@@ -132,6 +132,7 @@ def load_inputs(preset: Preset) -> Inputs:
     prompts = load_prompts(preset, tokenizer, split="train")
     wanted = preset.evaluation.interval is not None
     evaluation = load_prompts(preset, tokenizer, split="eval") if wanted else None
+    require_verifier(preset.reward)
 
     texts = Texts(decode=tokenizer.decode, score=lambda text, label: score(preset.reward, text, label))
     skipped = {preset.data.prompt_data: prompts.skipped}

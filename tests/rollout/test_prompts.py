@@ -58,12 +58,32 @@ def test_records_become_prompts(tmp_path: Path) -> None:
         ('{"q": "x", "a": true}', r":2: 'a' \(data.label_key\) is a boolean"),
         ('{"q": "", "a": "1"}', ":2: 'q' .* is empty"),
         ("[" * 100_000, ":2: not a JSON object"),
-        (b'\xff\xfe{"q"', "is not UTF-8"),
+        (b'{"q": "\xff", "a": "1"}', r":2: not UTF-8 text \(byte 8 of the line\)"),
+        (GOOD.encode("utf-16"), ":2: not UTF-8 text"),
+        ('{"q": "x", "q": "y", "a": "1"}', r":2: .*\(the key 'q' is given twice\)"),
+        ('{"q": "x", "a": ' + "9" * 5000 + "}", ":2: not a usable JSON object"),
+        (r'{"q": "\ud800", "a": "1"}', r":2: 'q' \(data.input_key\) holds half of a surrogate pair"),
+        ('{"q": "x", "a": " "}', r":2: 'a' \(data.label_key\) is empty"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_prompts(preset(write(tmp_path, GOOD, line)), Characters(), "train")
+
+
+def test_a_line_that_is_not_text_can_be_skipped_like_any_other(tmp_path: Path) -> None:
+    prompts = load_prompts(preset(write(tmp_path, b"\xff\xfe", GOOD), malformed_lines="skip"), Characters(), "train")
+    assert (len(prompts), prompts.skipped) == (1, {"malformed line": 1})
+
+
+def test_what_has_no_end_is_not_read() -> None:
+    with pytest.raises(DataError, match="/dev/zero is not a regular file"):
+        load_prompts(preset("/dev/zero"), Characters(), "train")
+
+
+def test_a_single_line_of_ten_megabytes_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps({"q": "1+1=", "a": "2", "notes": "x" * 10_000_000}), GOOD)
+    assert len(load_prompts(preset(path), Characters(), "train")) == 2
 
 
 def test_bad_and_overlong_lines_are_counted_when_they_may_be_skipped(tmp_path: Path) -> None:
@@ -78,7 +98,7 @@ def test_a_prompt_above_the_cap_names_its_line_and_both_numbers(tmp_path: Path) 
     with pytest.raises(DataError, match=r":2: the prompt has 17 tokens, rollout.max_prompt_len is 16") as caught:
         load_prompts(preset(path), Characters(), "train")
     assert caught.value.line == 2
-    assert caught.value.hint is not None and "overlong_prompts: skip" in caught.value.hint
+    assert "overlong_prompts: skip" in str(caught.value.hint)
 
 
 def test_missing_and_empty_files_are_errors(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
 import pytest
 
+from p3o_launch.errors import RunError
 from p3o_launch.runtime.rollout.math_worker import MathWorker
-from p3o_launch.runtime.rollout.rewards import VERIFIERS, boxed_answer, exact, math, score
+from p3o_launch.runtime.rollout.rewards import VERIFIERS, boxed_answer, exact, math, require_verifier, score
 from p3o_launch.schema import Reward
 
 
@@ -69,6 +71,36 @@ def test_an_endless_answer_is_wrong_and_the_next_one_is_judged() -> None:
         assert worker.equal(r"\sqrt{4}", "2")
     finally:
         worker.close()
+
+
+def test_a_comparison_process_that_does_not_start_is_an_error_and_not_a_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    worker = MathWorker()
+    with pytest.raises(RunError, match="did not start"):
+        worker.equal("2", "2.0")
+
+
+def test_several_threads_get_their_own_answers() -> None:
+    worker, answers = MathWorker(), {}
+    try:
+        threads = [
+            threading.Thread(target=lambda n=n: answers.update({n: worker.equal(f"{n}", f"{n % 2}.0")}))
+            for n in range(12)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        worker.close()
+    assert answers == {n: n < 2 for n in range(12)}
+
+
+@pytest.mark.parametrize("kind", ["exact", "math"])
+def test_a_verifier_can_be_tried_before_the_run(kind: str) -> None:
+    require_verifier(Reward(type=kind))  # type: ignore[arg-type]
 
 
 def test_every_verifier_of_the_schema_exists() -> None:

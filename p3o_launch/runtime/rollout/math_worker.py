@@ -12,8 +12,11 @@ import json
 import selectors
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
+
+from p3o_launch.errors import RunError
 
 DEADLINE_S = 5.0
 START_S = 60.0
@@ -28,9 +31,17 @@ class MathWorker:
         self.expired = 0
         """Comparisons that missed the deadline."""
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()  # one question at a time: the answers carry no name
 
     def equal(self, answer: str, label: str) -> bool:
-        """Whether both say the same number or expression; False when it cannot be decided in time."""
+        """Whether both say the same number or expression; False when it cannot be decided in time.
+
+        Raises RunError when the process cannot be started: otherwise every answer of the run would count as wrong.
+        """
+        with self._lock:
+            return self._equal(answer, label)
+
+    def _equal(self, answer: str, label: str) -> bool:
         process = self._process if self._process is not None and self._process.poll() is None else self._start()
         assert process.stdin is not None
         try:
@@ -52,8 +63,14 @@ class MathWorker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         atexit.register(self.close)
-        self._line(self._process, START_S)  # "ready": its imports take longer than a comparison may
-        return self._process
+        process = self._process
+        if self._line(process, START_S) is None:  # "ready": its imports take longer than a comparison may
+            self.close()
+            raise RunError(
+                "the process that compares maths answers did not start",
+                hint=f"see what this prints: {sys.executable} -m p3o_launch.runtime.rollout.math_worker < /dev/null",
+            )
+        return process
 
     def _line(self, process: subprocess.Popen[str], seconds: float) -> str | None:
         """The next line of the process, None when it ends or is silent for ``seconds``."""
@@ -87,9 +104,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole foreground group; the parent decides
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns at each call that its time-outs are off
-    print("ready", flush=True)
+    _say("ready")
     for line in sys.stdin:
-        print(json.dumps(_equal(parse, verify, *json.loads(line))), flush=True)
+        _say(json.dumps(_equal(parse, verify, *json.loads(line))))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def _equal(parse: Any, verify: Any, answer: str, label: str) -> bool:

@@ -63,7 +63,7 @@ class PromptSet:
 def load_prompts(preset: Preset, tokenizer: Encoder, split: Literal["train", "eval"]) -> PromptSet:
     """Read, check and tokenise the prompts of ``split``.
 
-    Raises DataError, with file and line, for a file or a record that cannot be used; PreflightError when nothing is left.
+    Raises DataError, with file and line, for a file or a record that cannot be used, and when none is left.
     """
     data = preset.data
     source = data.prompt_data if split == "train" else data.eval_prompt_data
@@ -117,9 +117,12 @@ def _records(source: str, split: Literal["train", "eval"], data: Data, skipped: 
 
 def _json_lines(source: str, data: Data, skipped: dict[str, int]) -> Iterator[_Record]:
     path = Path(source)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # Reading a device or a pipe may never end, and a resumed run could not read it again.
+        raise DataError(f"{source} is not a regular file", path=source)
     try:
-        # utf-8-sig: a byte order mark is not part of the first key.
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        # Bytes: one line that is not UTF-8 must not hide its number, nor end a run that may skip it.
+        with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -132,20 +135,25 @@ def _json_lines(source: str, data: Data, skipped: dict[str, int]) -> Iterator[_R
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"{source} cannot be read: {reason.lower()}", path=source) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source} is not UTF-8 text (byte {error.start})", path=source) from error
 
 
-def _record(line: str, number: int, source: str, data: Data) -> _Record:
+def _record(line: bytes, number: int, source: str, data: Data) -> _Record:
     def fail(message: str, hint: str | None = None) -> DataError:
         return DataError(f"{source}:{number}: {message}", path=source, line=number, hint=hint)
 
     skip_hint = "mend the line, or set data.malformed_lines: skip"
     try:
-        value: Any = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        detail = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise fail(f"not a JSON object ({detail})", skip_hint) from None
+        # utf-8-sig: a byte order mark is not part of the first key.
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        value: Any = json.loads(text, object_pairs_hook=_without_twins)
+    except UnicodeDecodeError as error:
+        raise fail(f"not UTF-8 text (byte {error.start + 1} of the line)", skip_hint) from None
+    except json.JSONDecodeError as error:
+        raise fail(f"not a JSON object ({error.msg}, column {error.colno})", skip_hint) from None
+    except RecursionError:
+        raise fail("not a JSON object (nested too deeply)", skip_hint) from None
+    except ValueError as error:  # a key given twice, an integer of more digits than Python converts
+        raise fail(f"not a usable JSON object ({error})", skip_hint) from None
     if not isinstance(value, dict):
         raise fail(f"a JSON {_kind(value)}, not an object", skip_hint)
     texts = []
@@ -157,10 +165,30 @@ def _record(line: str, number: int, source: str, data: Data) -> _Record:
             text = str(text)
         if not isinstance(text, str):
             raise fail(f"{key!r} ({field_name}) is a {_kind(text)}, not text", skip_hint)
+        if not text.strip():
+            raise fail(f"{key!r} ({field_name}) is empty", skip_hint)
+        if not _is_unicode(text):
+            raise fail(f"{key!r} ({field_name}) holds half of a surrogate pair", skip_hint)
         texts.append(text)
-    if not texts[0]:
-        raise fail(f"{data.input_key!r} (data.input_key) is empty", skip_hint)
     return _Record(texts[0], texts[1], number)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in record:
+            raise ValueError(f"the key {key!r} is given twice")
+        record[key] = value
+    return record
+
+
+def _is_unicode(text: str) -> bool:
+    r"""False for a lone surrogate: JSON can spell one (``"\ud800"``), no tokenizer or UTF-8 file can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(value: Any) -> str:

@@ -55,6 +55,15 @@ VERIFIERS: dict[str, Verifier] = {"exact": exact, "math": math, "mopd": math}
 """``mopd`` is the name Relax's smoke recipe uses for a boxed maths answer; no distillation is meant."""
 
 
+def require_verifier(reward: Reward) -> None:
+    """Start what the verifier needs, so that what is missing is said before any actor starts.
+
+    Raises MissingExtraError without math-verify, RunError when its process does not start.
+    """
+    if VERIFIERS[reward.type] is math:
+        _math_worker().equal("1", "1.0")
+
+
 def score(reward: Reward, response: str, label: str) -> float:
     """Reward of one response under the preset's verifier."""
     return VERIFIERS[reward.type](response, label)
