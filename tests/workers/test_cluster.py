@@ -81,3 +81,19 @@ def still_runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_cluster_that_comes_up_too_slowly_is_tried_once_more(monkeypatch, plan):
+    started = []
+
+    def start_local(plan):
+        started.append(plan)
+        if len(started) == 1:
+            raise RunError("the local Ray cluster did not start")
+        return "cluster"
+
+    monkeypatch.setattr(Cluster, "start_local", start_local)
+    assert Cluster.start(plan) == "cluster"
+    monkeypatch.setattr(Cluster, "start_local", lambda plan: (_ for _ in ()).throw(RunError("never")))
+    with pytest.raises(RunError, match="never"):
+        Cluster.start(plan)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from p3o_launch.launch.record import RunRecord
+from p3o_launch.runtime.workers.watchdog import NOTICE
 
 HERE = Path(__file__).parent
 START_S = 90
@@ -79,7 +80,9 @@ def temp_dirs() -> set[Path]:
     return set(Path("/tmp").glob("p3o-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_ends_the_run_with_its_processes_and_says_interrupted(run, number):
     before = temp_dirs()
     run.wait_for("step 2/")
@@ -103,6 +106,7 @@ def test_ctrl_c_reaches_the_whole_group_and_still_ends_in_order(run):
     assert run.record()["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_ranks_start_ends_the_run(run):
     run.wait_for("starting 2 ranks")
     run.process.send_signal(signal.SIGINT)
@@ -132,6 +136,8 @@ def test_a_killed_driver_takes_its_cluster_along_and_the_run_is_lost(run):
     assert run.record()["status"] == "running"
     (path,) = run.root.glob("runs/*/seed_*/*/run.json")
     assert RunRecord.load(path.parent).status == "lost"
+    time.sleep(1)
+    assert NOTICE in run.log.read_text()
 
 
 def test_a_killed_rank_fails_the_run_and_is_named(run):
@@ -146,14 +152,19 @@ def test_a_killed_rank_fails_the_run_and_is_named(run):
     assert "rank 1 died during" in run.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
 def test_a_killed_ray_server_fails_the_run_within_bounds(run, server):
     run.wait_for("step 2/")
     for process in run.named(server):
         process.kill()
-    assert run.end() in (1, 3)
+    assert run.end() == 1
     assert run.left() == []
-    assert run.record()["status"] == "failed"
+    (path,) = run.root.glob("runs/*/seed_*/*/run.json")
+    # Ray ends a driver whose raylet is gone at once, unless the run has noticed first.
+    assert RunRecord.load(path.parent).status in ("failed", "lost")
+    time.sleep(1)
+    assert any(text in run.log.read_text() for text in (f"lost its {server}", NOTICE))
 
 
 def writable_files(process):

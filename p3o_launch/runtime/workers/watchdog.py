@@ -6,6 +6,7 @@ itself; the end of the stream without one means that it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from p3o_launch.runtime.workers.processes import MARK_VARIABLE, cluster_processe
 
 GRACE_S = 1.0
 ROUNDS = 3
+NOTICE = "the run's process ended before it closed its Ray cluster; what was left of the cluster has been ended"
 
 
 class Watchdog:
@@ -30,7 +32,6 @@ class Watchdog:
             [sys.executable, "-m", __name__, mark, str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,  # Ctrl-C at the terminal is for the driver
         )
@@ -60,6 +61,9 @@ def main() -> None:
             break
         end_processes(left, GRACE_S)
     shutil.rmtree(directory, ignore_errors=True)
+    # Ray ends its driver without a word when the local raylet dies: somebody must say something.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {NOTICE}\n    hint: was the run, or Ray, killed for want of memory?\n")
 
 
 if __name__ == "__main__":
