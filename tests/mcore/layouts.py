@@ -27,6 +27,7 @@ class Layout:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
     vpp: int | None = None
     sp: bool = False
     packed: bool = False
@@ -34,7 +35,7 @@ class Layout:
     recompute: str = "none"
 
     def __str__(self) -> str:
-        sizes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "vpp")}
+        sizes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "vpp")}
         parts = [f"{name}{size}" for name, size in sizes.items() if size not in (1, None)]
         parts += [name for name in ("sp", "packed", "mixed") if getattr(self, name)]
         parts += [self.recompute] if self.recompute != "none" else []
@@ -71,14 +72,21 @@ def train_steps(
     from p3o_launch.runtime.mcore.rng import seed_rank
     from p3o_launch.runtime.mcore.weights_hf import gathered, load_hf
 
-    sizes = ParallelSizes(tp=layout.tp, pp=layout.pp, cp=layout.cp, vpp=layout.vpp)
+    sizes = ParallelSizes(tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, etp=1, vpp=layout.vpp)
     method = env.new_init_method()
     groups = init_distributed(sizes, rank=env.rank, world_size=env.world_size, init_method=method, timeout_s=60)
     try:
         seed_rank(7, groups)
         vpp_layers = None if layout.vpp is None else model.num_layers // (layout.pp * layout.vpp)
         split = parallel(
-            tp=layout.tp, pp=layout.pp, cp=layout.cp, sp=layout.sp, vpp_layers=vpp_layers, **_recompute(layout)
+            tp=layout.tp,
+            pp=layout.pp,
+            cp=layout.cp,
+            ep=layout.ep,
+            etp=1,
+            sp=layout.sp,
+            vpp_layers=vpp_layers,
+            **_recompute(layout),
         )
         bare = build_model(model, split, precision, groups)
         load_hf(bare, hf_dir, groups)

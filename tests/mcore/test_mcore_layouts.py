@@ -11,7 +11,7 @@ import torch
 from p3o_launch.schema import Precision
 from tests.mcore.layouts import Layout, Outcome, train_steps
 from tests.mcore.ranks import RankEnv, run_ranks
-from tests.mcore.tiny import FLOAT32, FLOAT64, tiny_model, write_hf_checkpoint
+from tests.mcore.tiny import FLOAT32, FLOAT64, model_of, write_hf_checkpoint
 
 TWO = [
     Layout(),
@@ -37,6 +37,10 @@ FOUR = [
     Layout(pp=2, cp=2, vpp=2, packed=True),
 ]
 SOME = {2: [Layout(tp=2, sp=True), Layout(cp=2, packed=True)], 4: [Layout(tp=2, pp=2, vpp=2, sp=True), Layout(cp=4)]}
+EXPERTS = {
+    2: [Layout(), Layout(ep=2), Layout(ep=2, packed=True)],
+    4: [Layout(ep=4), Layout(ep=2, pp=2), Layout(tp=2, sp=True, ep=2), Layout(cp=2, ep=2)],
+}
 # Loss relative; gradients, their norm and weights relative to the norm of the whole tensor set.
 TOLERANCE = {"float64": (1e-12, 1e-11), "float32": (1e-6, 1e-5)}
 
@@ -46,8 +50,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hf_checkpoint("qwen3", tmp_path_factory.mktemp("hf"))
 
 
-def _train(env: RankEnv, layouts: list[Layout], precision: Precision, hf_dir: Path) -> list[Outcome]:
-    return [train_steps(env, tiny_model(), layout, precision, hf_dir, steps=2) for layout in layouts]
+def _train(env: RankEnv, layouts: list[Layout], precision: Precision, hf_dir: Path, kind: str) -> list[Outcome]:
+    return [train_steps(env, model_of(kind), layout, precision, hf_dir, steps=2) for layout in layouts]
 
 
 def _distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -71,12 +75,21 @@ def _compare(outcome: Outcome, reference: Outcome, precision: str) -> dict[str, 
 @pytest.mark.parametrize("precision", [FLOAT64, FLOAT32], ids=["float64", "float32"])
 def test_layouts_agree(checkpoint: Path, precision: Precision) -> None:
     name = precision.params_dtype or "float32"
-    single = run_ranks(_train, 1, [Layout(), Layout(packed=True)], precision, checkpoint)[0]
+    _assert_agreement(checkpoint, "qwen3", precision, {2: TWO, 4: FOUR} if name == "float64" else SOME)
+
+
+def test_expert_parallel_layouts_agree(tmp_path: Path) -> None:
+    _assert_agreement(write_hf_checkpoint("qwen3_moe", tmp_path, tied=False), "qwen3_moe", FLOAT64, EXPERTS)
+
+
+def _assert_agreement(hf_dir: Path, kind: str, precision: Precision, cases: dict[int, list[Layout]]) -> None:
+    name = precision.params_dtype or "float32"
+    single = run_ranks(_train, 1, [Layout(), Layout(packed=True)], precision, hf_dir, kind)[0]
     reference = single[0]
     assert all(gradient.dtype is getattr(torch, name) for gradient in reference.gradients.values())
     found = {"1 packed": _compare(single[1], reference, name)}
-    for world, layouts in ({2: TWO, 4: FOUR} if precision is FLOAT64 else SOME).items():
-        ranks = run_ranks(_train, world, layouts, precision, checkpoint)
+    for world, layouts in cases.items():
+        ranks = run_ranks(_train, world, layouts, precision, hf_dir, kind)
         for index, layout in enumerate(layouts):
             for rank in range(world):
                 found[f"{world} {layout} rank {rank}"] = _compare(ranks[rank][index], reference, name)

@@ -14,7 +14,7 @@ from p3o_launch.schema import Model
 from tests.mcore.ranks import RankEnv, run_ranks
 from tests.mcore.tiny import FLOAT32, model_of, parallel, reference_class, tiny_model, write_hf_checkpoint
 
-KINDS = [("qwen3", True), ("qwen3", False), ("qwen2", False), ("llama", True)]
+KINDS = [("qwen3", True), ("qwen3", False), ("qwen2", False), ("llama", True), ("qwen3_moe", False)]
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,13 @@ def _logits(env: RankEnv, model: Model, layout: dict[str, int], hf_dir: Path, to
     from p3o_launch.runtime.mcore.model import build_model, unwrap
     from p3o_launch.runtime.mcore.weights_hf import export_hf, load_hf
 
-    sizes = ParallelSizes(tp=layout.get("tp", 1), pp=layout.get("pp", 1), vpp=layout.get("vpp"))
+    ep = layout.get("ep", 1) if model.num_experts else 1
+    sizes = ParallelSizes(tp=layout.get("tp", 1), pp=layout.get("pp", 1), vpp=layout.get("vpp"), ep=ep)
     vpp_layers = None if sizes.vpp is None else model.num_layers // (sizes.pp * sizes.vpp)
     groups = init_distributed(
         sizes, rank=env.rank, world_size=env.world_size, init_method=env.new_init_method(), timeout_s=60
     )
-    layers = parallel(tp=sizes.tp, pp=sizes.pp, vpp_layers=vpp_layers)
+    layers = parallel(tp=sizes.tp, pp=sizes.pp, vpp_layers=vpp_layers, ep=ep)
     chunks = build_model(model, layers, FLOAT32, groups)
     load_hf(chunks, hf_dir, groups)
     position = torch.arange(tokens.shape[1])[None].expand_as(tokens)
@@ -83,7 +84,7 @@ def _all_layouts(env: RankEnv, root: Path, layouts: list[dict[str, int]], tokens
 
 @pytest.mark.parametrize(
     "layouts",
-    [[{}], [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}]],
+    [[{}], [{"tp": 2}, {"pp": 2, "vpp": 2}, {"pp": 2}, {"ep": 2}]],
     ids=["one-process", "two-processes"],
 )
 def test_logits_equal_transformers_and_the_export_equals_the_import(

@@ -39,6 +39,7 @@ def parallel(**sizes: Any) -> Parallel:
         "pp": "pipeline_model_parallel_size",
         "cp": "context_parallel_size",
         "ep": "expert_model_parallel_size",
+        "etp": "expert_tensor_parallel_size",
         "vpp_layers": "num_layers_per_virtual_pipeline_stage",
         "sp": "sequence_parallel",
     }
@@ -46,7 +47,7 @@ def parallel(**sizes: Any) -> Parallel:
 
 
 def write_hf_checkpoint(kind: str, directory: Path, *, seed: int = 0, tied: bool = True) -> Path:
-    """A random ``qwen3``, ``qwen2`` or ``llama`` of ``tiny_model``'s size, in float32, as transformers saves it.
+    """A random model of ``kind``, of ``tiny_model``'s size, in float32, as transformers saves it.
 
     Weights are scaled up from the usual 0.02, and norms and biases moved off their initial values: with those, a wrong
     mapping of a layer would hardly show in the logits.
@@ -72,6 +73,7 @@ def reference_class(kind: str) -> Any:
         "qwen3": transformers.Qwen3ForCausalLM,
         "qwen2": transformers.Qwen2ForCausalLM,
         "llama": transformers.LlamaForCausalLM,
+        "qwen3_moe": transformers.Qwen3MoeForCausalLM,
     }[kind]
 
 
@@ -83,7 +85,9 @@ def reference_config(kind: str, tied: bool) -> Any:
         "qwen3": transformers.Qwen3Config,
         "qwen2": transformers.Qwen2Config,
         "llama": transformers.LlamaConfig,
+        "qwen3_moe": transformers.Qwen3MoeConfig,
     }[kind]
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     return config_class(
         vocab_size=32,
         hidden_size=64,
@@ -97,13 +101,16 @@ def reference_config(kind: str, tied: bool) -> Any:
         tie_word_embeddings=tied,
         attn_implementation="eager",
         pad_token_id=0,
+        **(experts if kind == "qwen3_moe" else {}),
     )
 
 
 def model_of(kind: str, tied: bool = True) -> Model:
     """The preset's model group for a checkpoint of ``write_hf_checkpoint``."""
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 24}
     return tiny_model(
-        qk_layernorm=kind == "qwen3",
+        **(experts if kind == "qwen3_moe" else {}),
+        qk_layernorm=kind in ("qwen3", "qwen3_moe"),
         add_qkv_bias=kind == "qwen2",
         untie_embeddings_and_output_weights=not tied,
     )

@@ -165,12 +165,14 @@ class MicroBatchGroupSelfAttention(_SelfAttention):  # type: ignore[misc, valid-
     rotary positions from the group it was built with.
     """
 
+    pg_collection: Any
+
     def forward(self, *args: Any, packed_seq_params: Any = None, **kwargs: Any) -> Any:
         """As Megatron's."""
         group = _micro_batch_group(packed_seq_params)
         if group is None:
             return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
-        built_with: Any = self.pg_collection
+        built_with = self.pg_collection
         self.pg_collection = copy.copy(built_with)
         self.pg_collection.cp = group
         try:

@@ -25,6 +25,7 @@ from p3o_launch.runtime.mcore.compat import quiet_import
 
 _CPU = torch.device("cpu")
 _ACTIVE_MODES = 0
+_ABSENT = object()
 
 
 class NullStream:
@@ -121,7 +122,7 @@ class _Installed:
     undo: list[tuple[Any, str, Any]] = field(default_factory=list)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        self.undo.append((owner, name, getattr(owner, name)))
+        self.undo.append((owner, name, getattr(owner, name, _ABSENT)))
         setattr(owner, name, value)
 
 
@@ -159,6 +160,12 @@ def install() -> None:
     done.replace(random, "_CUDA_RNG_STATE_TRACKER", _cpu_tracker_class()())
     done.replace(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True)
     done.replace(quiet_import("megatron.core.optimizer.clip_grads"), "l2_norm_impl", _l2_norm)
+    experts = quiet_import("megatron.core.transformer.moe.moe_utils")
+    if not hasattr(experts, "te_general_gemm"):
+        # The router asks for this name even when Transformer Engine, which would bring it, is absent.
+        done.replace(experts, "te_general_gemm", None)
+    dispatcher = quiet_import("megatron.core.transformer.moe.token_dispatcher")
+    done.replace(dispatcher, "maybe_move_tensor_to_cpu", _on_host)
     _INSTALLED = done
 
 
@@ -168,8 +175,16 @@ def uninstall() -> None:
     if _INSTALLED is None:
         return
     for owner, name, value in reversed(_INSTALLED.undo):
-        setattr(owner, name, value)
+        if value is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
     _INSTALLED = None
+
+
+def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Token counts for an exchange between experts. Megatron converts them on their way from the GPU only."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _l2_norm(

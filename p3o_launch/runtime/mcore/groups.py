@@ -47,6 +47,7 @@ class ParallelSizes:
 @dataclass(frozen=True, slots=True)
 class ParallelGroups:
     """Groups, ranks and sizes as seen by this process. ``dp_cp`` are the ranks that hold different tokens.
+    ``ep`` and ``etp`` share out experts, and each expert; they cut across the same ranks as DP, CP and TP do.
 
     ``embd`` joins the first and last pipeline stage, whose word embeddings are one tensor; None on other stages.
     """
@@ -61,6 +62,7 @@ class ParallelGroups:
     dp: dist.ProcessGroup
     dp_cp: dist.ProcessGroup
     ep: dist.ProcessGroup
+    etp: dist.ProcessGroup
     embd: dist.ProcessGroup | None
     tp_rank: int
     tp_size: int
@@ -72,6 +74,8 @@ class ParallelGroups:
     dp_size: int
     ep_rank: int
     ep_size: int
+    etp_rank: int
+    etp_size: int
     last_stage_global_rank: int
     first_stage_global_rank: int
 
@@ -147,6 +151,7 @@ def _read_groups(device: str, vpp: int | None) -> ParallelGroups:
     tp, pp = state.get_tensor_model_parallel_group(), state.get_pipeline_model_parallel_group()
     cp, dp = state.get_context_parallel_group(), state.get_data_parallel_group()
     dp_cp = state.get_data_parallel_group(with_context_parallel=True)
+    etp = state.get_expert_tensor_parallel_group()
     ep, embd = state.get_expert_model_parallel_group(), state.get_embedding_group(check_initialized=False)
     stages = dist.get_process_group_ranks(pp)
     return ParallelGroups(
@@ -160,6 +165,7 @@ def _read_groups(device: str, vpp: int | None) -> ParallelGroups:
         dp=dp,
         dp_cp=dp_cp,
         ep=ep,
+        etp=etp,
         embd=embd if isinstance(embd, dist.ProcessGroup) else None,
         tp_rank=tp.rank(),
         tp_size=tp.size(),
@@ -171,6 +177,8 @@ def _read_groups(device: str, vpp: int | None) -> ParallelGroups:
         dp_size=dp.size(),
         ep_rank=ep.rank(),
         ep_size=ep.size(),
+        etp_rank=etp.rank(),
+        etp_size=etp.size(),
         first_stage_global_rank=stages[0],
         last_stage_global_rank=stages[-1],
     )

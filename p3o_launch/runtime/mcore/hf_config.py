@@ -1,7 +1,7 @@
 """A Hugging Face ``config.json`` against a preset's ``model`` group. No torch: it runs before any rank starts.
 
-Supported architectures: dense Qwen3, Qwen2 and Llama. A preset writes its architecture out; the checkpoint must be of
-that architecture, and every field that differs is named at once.
+Supported architectures: Qwen3, Qwen2, Llama (dense) and Qwen3-MoE. A preset writes its architecture out; the checkpoint
+must be of that architecture, and every field that differs is named at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from p3o_launch.errors import PreflightError
 from p3o_launch.schema import Model
 
-MODEL_TYPES = ("qwen3", "qwen2", "llama")
+MODEL_TYPES = ("qwen3", "qwen2", "llama", "qwen3_moe")
 
 
 def read_hf_config(hf_dir: Path) -> dict[str, Any]:
@@ -81,9 +81,19 @@ def _compare(model: Model, config: dict[str, Any]) -> list[tuple[str, Any, Any]]
         ("vocab_size", model.vocab_size, config.get("vocab_size")),
         ("rotary_base", model.rotary_base, rope_theta(config)),
         ("norm_epsilon", model.norm_epsilon, config.get("rms_norm_eps", 1e-6)),
-        ("qk_layernorm", model.qk_layernorm, kind == "qwen3"),
+        ("qk_layernorm", model.qk_layernorm, kind in ("qwen3", "qwen3_moe")),
         ("add_qkv_bias", model.add_qkv_bias, kind == "qwen2" or bool(config.get("attention_bias", False))),
         ("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights, not tied),
+        ("num_experts", model.num_experts, config.get("num_experts") if kind == "qwen3_moe" else None),
+        *(_compare_experts(model, config) if kind == "qwen3_moe" else ()),
+    ]
+
+
+def _compare_experts(model: Model, config: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
+    return [
+        ("moe_ffn_hidden_size", width, config.get("moe_intermediate_size")),
+        ("moe_router_topk", model.moe_router_topk, config.get("num_experts_per_tok")),
     ]
 
 
@@ -105,8 +115,14 @@ def _unsupported(config: dict[str, Any]) -> list[str]:
         found.append(f"activation {config['hidden_act']!r}")
     if config.get("mlp_bias"):
         found.append("biases in the feed-forward layers")
+    if config.get("model_type") == "qwen3_moe":
+        # Megatron's router takes the softmax over the chosen experts, which is Qwen3's with normalised weights.
+        if not config.get("norm_topk_prob", False):
+            found.append("expert weights that are not normalised over the chosen experts")
+        if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+            found.append("a mixture of dense and expert layers")
     # Llama's attention_bias puts one on the output projection too, which Megatron's add_qkv_bias does not.
-    if config.get("attention_bias") and config.get("model_type") in ("llama", "qwen3"):
+    if config.get("attention_bias") and config.get("model_type") in ("llama", "qwen3", "qwen3_moe"):
         found.append("a bias on the attention's output projection")
     return found
 

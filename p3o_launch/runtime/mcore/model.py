@@ -57,6 +57,11 @@ def _check_layout(model: Model, groups: ParallelGroups) -> None:
             f"a vocabulary of {model.vocab_size} cannot be split over {groups.tp_size} tensor-parallel ranks",
             hint="choose a tensor_model_parallel_size that divides the vocabulary",
         )
+    if model.num_experts is not None and groups.device == "cpu" and groups.etp_size > 1:
+        raise PreflightError(
+            "experts cannot be split over tensor-parallel ranks on the CPU: gloo gathers no pieces of unequal size",
+            hint="set parallel.expert_tensor_parallel_size to 1; expert parallelism itself works",
+        )
     chunks = groups.pp_size * (groups.vpp or 1)
     if model.num_layers < chunks:
         raise PreflightError(f"{model.num_layers} layers cannot fill {chunks} pipeline stages")
