@@ -32,8 +32,13 @@ def shown(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-    text = str(value)
+    text = printable(str(value))
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters escaped: a preset must not steer the reader's terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def named(preset: Preset, path: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import actor_env, named
+from p3o_launch.guard_tools import actor_env, named, printable
 from p3o_launch.guards import GuardContext, Rule, guard, register
 from p3o_launch.secret_shapes import secrets_of
 
@@ -123,7 +123,7 @@ _BY_NAME = (
 def name_kill(command: str) -> str | None:
     """The part of a shell command that ends processes by name, or None."""
     match = re.search(_START + _BY_NAME, command)
-    return match[1].strip()[:60] if match else None
+    return printable(match[1].strip()[:60]) if match else None
 
 
 @guard(
@@ -141,7 +141,7 @@ def secret_in_preset(context: GuardContext) -> Iterator[Finding]:
     for secret in secrets_of(context.preset):
         yield Finding(
             secret.path,
-            f"{secret.path} holds {secret.kind}; presets are copied into run directories and scripts",
+            f"{printable(secret.path)} holds {secret.kind}; presets are copied into run directories and scripts",
             secret.hint,
             key=secret.in_key,
         )

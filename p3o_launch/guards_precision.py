@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding
-from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, either, named, version_of
+from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, either, named, shown, version_of
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.hardware import Capability, find_gpu
 
@@ -104,7 +104,8 @@ def deterministic_env(context: GuardContext) -> Iterator[Finding]:
         if name in env and not _keeps_order(name, env[name].value):
             yield Finding(
                 env[name].path,
-                f"{env[name].path} ({env[name].value}) is not deterministic, but precision.deterministic_mode is true",
+                f"{env[name].path} ({shown(env[name].value)}) is not deterministic, but "
+                "precision.deterministic_mode is true",
                 f'use "{wanted}"',
                 related=("precision.deterministic_mode",),
             )
@@ -159,7 +160,7 @@ def batch_invariant_on_this_gpu(context: GuardContext) -> Iterator[Finding]:
         return
     needed = (9, 0) if version is not None and version < (0, 20) else (8, 0)
     if gpu.capability < needed:
-        engine = "vllm" if version is None else f"vllm {rollout.engine_version}"
+        engine = "vllm" if version is None else f"vllm {shown(rollout.engine_version)}"
         yield Finding(
             entry.path,
             f"{entry.path} (1) needs compute capability {_dotted(needed)} with {engine}, but "

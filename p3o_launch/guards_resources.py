@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, shown, version_of
+from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, printable, shown, version_of
 from p3o_launch.guards import GuardContext, Rule, guard, register
 from p3o_launch.hardware import find_gpu
 
@@ -99,7 +99,7 @@ def cuda_device_max_connections(context: GuardContext) -> Iterator[Finding]:
     if entry is None:
         message = f"cluster.env does not set {_CONNECTIONS}, which {reason} needs to be 1"
     else:
-        message = f"{entry.path} ({entry.value}) must be 1 for {reason}"
+        message = f"{entry.path} ({shown(entry.value)}) must be 1 for {reason}"
     yield Finding(
         entry.path if entry is not None else spread[0],
         message,
@@ -131,10 +131,11 @@ def expandable_segments_with_offload(context: GuardContext) -> Iterator[Finding]
     env = actor_env(preset)
     for name in _ALLOCATOR:
         if name in env and "expandable_segments:true" in env[name].value.lower().replace(" ", ""):
-            engine = rollout.engine if rollout.engine == "sglang" else f"vllm {rollout.engine_version}"
+            engine = rollout.engine if rollout.engine == "sglang" else f"vllm {shown(rollout.engine_version)}"
             yield Finding(
                 env[name].path,
-                f"{env[name].path} ({env[name].value}) keeps the colocated {engine} engine from freeing its memory",
+                f"{env[name].path} ({shown(env[name].value)}) keeps the colocated {engine} engine from "
+                "freeing its memory",
                 "remove expandable_segments:True",
                 related=("rollout.engine", "rollout.engine_version", "rollout.colocate"),
             )
@@ -170,7 +171,9 @@ def proxy_reaches_the_engine(context: GuardContext) -> Iterator[Finding]:
     if "*" in hosts or not (missing or (ranges and len(hosts) == len(ranges) + len(_NEVER_PROXIED))):
         return
     reason = (
-        f"no_proxy does not list {both(missing)}" if missing else f"no_proxy names nodes only by range ({ranges[0]})"
+        f"no_proxy does not list {both(missing)}"
+        if missing
+        else f"no_proxy names nodes only by range ({shown(ranges[0])})"
     )
     yield Finding(
         exempt.path if exempt is not None else proxy.path,
@@ -220,7 +223,7 @@ def ray_runtime_env(context: GuardContext) -> Iterator[Finding]:
         if not isinstance(value, str):
             path = f"cluster.runtime_env.env_vars.{name}"
             kind = "empty" if value is None else _KINDS.get(type(value), "no scalar")
-            yield Finding(path, f"{path} is {kind}, not text: Ray refuses it", "put the value in quotes")
+            yield Finding(path, f"{printable(path)} is {kind}, not text: Ray refuses it", "put the value in quotes")
 
 
 _KINDS = {bool: "a boolean", int: "a number", float: "a number"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, shown, version_of
+from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, printable, shown, version_of
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.guards_objective import corrections
 from p3o_launch.sampling_rules import FIELDS, knob_of, same_name
@@ -46,7 +46,7 @@ def truncated_sampling(context: GuardContext) -> Iterator[Finding]:
             f"use {knob.off}",
         )
     for path, value, effect, off in _hidden_knobs(preset):
-        yield Finding(path, f"{path} ({shown(value)}) {effect}: {consequence}", f"remove it, or use {off}")
+        yield Finding(path, f"{printable(path)} ({shown(value)}) {effect}: {consequence}", f"remove it, or use {off}")
 
 
 def _hidden_knobs(preset: Preset) -> Iterator[tuple[str, object, str, str]]:
@@ -122,9 +122,9 @@ def identical_samples(context: GuardContext) -> Iterator[Finding]:
         if value is not None and any(same_name(key, seed) for seed in ("seed", "sampling_seed")):
             yield Finding(
                 path,
-                f"{path} ({shown(value)}) gives every request the same seed: the {group} samples of a prompt are "
-                "identical",
-                f"remove {path}; seed.rollout_seed seeds the rollouts",
+                f"{printable(path)} ({shown(value)}) gives every request the same seed: the {group} samples of a prompt "
+                "are identical",
+                f"remove {printable(path)}; seed.rollout_seed seeds the rollouts",
                 related=("batch.n_samples_per_prompt",),
             )
 
@@ -146,8 +146,8 @@ def speculative_decoding_log_probs(context: GuardContext) -> Iterator[Finding]:
     if version is not None and version < (0, 11, 1):
         yield Finding(
             "rollout.speculative_decoding",
-            f"rollout.speculative_decoding (true) with vllm {rollout.engine_version}: the log-probs it returns are not "
-            "the target model's",
+            f"rollout.speculative_decoding (true) with vllm {shown(rollout.engine_version)}: the log-probs it returns are "
+            "not the target model's",
             "set rollout.speculative_decoding: false, or use vllm 0.11.1 or later",
             related=("rollout.engine", "rollout.engine_version"),
         )
@@ -220,7 +220,7 @@ def bad_temperature(context: GuardContext) -> Iterator[Finding]:
         if same_name(key, "temperature") and value is not None and value != context.preset.rollout.temperature:
             yield Finding(
                 path,
-                f"{path} ({shown(value)}) contradicts {named(context.preset, 'rollout.temperature')}",
+                f"{printable(path)} ({shown(value)}) contradicts {named(context.preset, 'rollout.temperature')}",
                 f"remove it and set rollout.temperature: {shown(value)}",
                 related=("rollout.temperature",),
             )

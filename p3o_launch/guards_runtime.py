@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from p3o_launch.diagnostics import Finding
-from p3o_launch.guard_tools import both, is_p3o, named, value_at
+from p3o_launch.guard_tools import both, is_p3o, named, printable, value_at
 from p3o_launch.guards import GuardContext, all_guards, guard
 from p3o_launch.guards_objective import kl_loss_is_on, kl_reward_is_on
 from p3o_launch.sampling_rules import FIELDS, knob_of
@@ -213,8 +213,8 @@ def _unknown_sampling(preset: Preset) -> Iterator[Finding]:
     if unknown:
         yield Finding(
             "rollout.extra",
-            f"rollout.extra ({both(unknown)}) has no effect: {instead}",
-            f"remove {both(f'rollout.extra.{name}' for name in unknown)}",
+            f"rollout.extra ({both(map(printable, unknown))}) has no effect: {instead}",
+            f"remove {both(f'rollout.extra.{printable(name)}' for name in unknown)}",
         )
 
 
