@@ -27,6 +27,7 @@ from p3o_launch.runtime.workers.watchdog import Watchdog
 OBJECT_STORE_BYTES = 256 * 2**20
 SHUTDOWN_S = 10.0
 KILL_GRACE_S = 3.0
+START_ATTEMPTS = 2
 _SERVERS = ("gcs_server", "raylet")
 _TOKENS: dict[str, str] = {}
 
@@ -38,6 +39,7 @@ _LOCAL_SETTINGS = {
     "RAY_enable_metrics_collection": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_NUM_REDIS_GET_RETRIES": "60",
 }
 
 
@@ -60,7 +62,13 @@ class Cluster:
         Raises RunError when Ray does not come up.
         """
         address = plan.preset.cluster.ray_address
-        return cls.connect(address, plan) if address else cls.start_local(plan)
+        if address is not None:
+            return cls.connect(address, plan)
+        for _ in range(START_ATTEMPTS - 1):
+            # Ray gives its servers a fixed half minute, which a busy machine can exceed.
+            with contextlib.suppress(RunError):
+                return cls.start_local(plan)
+        return cls.start_local(plan)
 
     @classmethod
     def connect(cls, address: str, plan: RunPlan) -> Cluster:
