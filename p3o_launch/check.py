@@ -5,23 +5,19 @@ A fault is reported once: what depends on a field that is broken, missing or mis
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from p3o_launch.diagnostics import Finding, LocatedFinding, Position, Severity
 from p3o_launch.guards import GuardContext, Rule, all_guards
 from p3o_launch.loading import ChainFile, Flat, Loaded, flatten, load, merge, parse_overrides
-from p3o_launch.nodes import Entry, Node, parse, shown_key, trap
+from p3o_launch.nodes import Entry, Node, Path, parse, shown_key
 from p3o_launch.presets import nearest
-from p3o_launch.quick import facts
 from p3o_launch.rules_file import file_finding
-from p3o_launch.shape import Path, ShapeFault, known_path, placeholder, shape_faults, suggest
+from p3o_launch.verdict import Unreadable, Verdict, place
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from p3o_launch.schema import Preset
 
 __all__ = ["CheckResult", "Suppressed", "check_file", "check_text"]
@@ -118,7 +114,7 @@ def _check(source: str, loaded: Loaded, overrides: Sequence[str]) -> CheckResult
     if loaded.root is None:
         return CheckResult(source, None, _sorted(findings), loaded=loaded, overrides=overrides)
     flat = flatten(_override(loaded.root, overrides, findings))
-    shape = _Shape(flat, loaded.partial)
+    shape = Verdict(flat, loaded.partial)
     findings += shape.findings
     rules = all_guards()
     crashes: list[str] = []
@@ -145,116 +141,29 @@ def _sorted(findings: list[LocatedFinding]) -> tuple[LocatedFinding, ...]:
 
 def _override(root: Node, overrides: Sequence[str], findings: list[LocatedFinding]) -> Node:
     """Lay ``--set`` values on the tree; a path that does not exist is a finding and changes nothing."""
-    for dotted, text, place in parse_overrides(overrides):
+    if not overrides:
+        return root
+    from p3o_launch.shape import known_path, suggest
+
+    for dotted, text, where in parse_overrides(overrides):
         if dotted in ("profile", "recipe"):
             continue
         path = known_path(dotted)
         if path is None:
             close = suggest(tuple(dotted.split(".")))
             hint = f"did you mean {'.'.join(close)}?" if close else None
-            start = Position(place.file, place.line, 1, place.origin)
+            start = Position(where.file, where.line, 1, where.origin)
             findings.append(file_finding("P3O009", start, f"there is no setting {shown_key(dotted)}", hint))
             continue
-        tree, problems = parse(text, place.file, place.origin, place.line, place.column)
+        tree, problems = parse(text, where.file, where.origin, where.line, where.column)
         findings += problems
         if tree is None and problems:
             continue
-        node = tree or Node(place, None)
+        node = tree or Node(where, None)
         for key in reversed(path):
-            node = Node(place, {key: Entry(place, node)})
+            node = Node(where, {key: Entry(where, node)})
         root = merge(root, node)
     return root
-
-
-class _Shape:
-    """The verdict on types and names. ``sound``: the preset has its shape. ``readable``: what guards may look at."""
-
-    def __init__(self, flat: Flat, partial: bool) -> None:
-        self.flat = flat
-        self.findings: list[LocatedFinding] = []
-        self.failed: set[Path] = {path[:2] for path in flat.broken}
-        self.readable: Any = None if self.failed else facts(flat.data)
-        self.sound = self.readable is not None
-        if not self.sound:
-            self.ask_schema(partial)
-        self.findings += self.traps()
-        if self.failed:
-            self.sound = False
-            self.readable = None if partial else _readable(flat.data, self.failed)
-
-    def ask_schema(self, partial: bool) -> None:
-        self.readable, errors = _validate(self.flat.data)
-        self.sound = self.readable is not None
-        for fault in shape_faults(errors, self.flat.data, self.flat.raw, partial):
-            if not self.known(fault.path):
-                self.findings.append(self.locate(fault))
-                self.failed.update(path[:2] for path in (fault.path, fault.meant, *fault.others) if path)
-
-    def known(self, path: Path) -> bool:
-        """Reported already, by the loader."""
-        return any(path[: len(bad)] == bad for bad in self.flat.broken)
-
-    def locate(self, fault: ShapeFault) -> LocatedFinding:
-        position = place(self.flat, fault.path, fault.at_key)
-        return file_finding(fault.code, position, fault.message, fault.hint, ".".join(fault.path))
-
-    def traps(self) -> Iterator[LocatedFinding]:
-        """Numbers that do not mean what they look like, where nothing else is wrong with them."""
-        for path, raw in self.flat.raw.items():
-            meaning = trap(raw)
-            if meaning and path[:2] not in self.failed:
-                self.failed.add(path[:2])
-                message = f"{'.'.join(path)}: {meaning}"
-                hint = f"write {self.value(path)}, or quote it if it is text"
-                yield file_finding("P3O007", self.flat.values[path], message, hint, ".".join(path))
-
-    def value(self, path: Path) -> Any:
-        data = self.flat.data
-        for key in path:
-            data = data[int(key)] if isinstance(data, list) else data[key]
-        return data
-
-
-def _validate(data: dict[str, Any]) -> tuple[Preset | None, list[ErrorDetails]]:
-    from pydantic import ValidationError
-
-    from p3o_launch.schema import Preset
-
-    try:
-        return Preset.model_validate(data), []
-    except ValidationError as error:
-        return None, error.errors(include_url=False, include_context=True, include_input=True)
-
-
-def _readable(data: dict[str, Any], failed: set[Path]) -> Any:
-    """A preset whose failed fields raise when read, or None when none can be built."""
-    kept: dict[str, Any] = {}
-    for name, value in data.items():
-        if (name,) in failed:
-            continue
-        group = isinstance(value, dict)
-        kept[name] = {k: v for k, v in value.items() if (name, k) not in failed} if group else value
-    whole = placeholder(kept)
-    preset, _ = _validate(whole)
-    return _Watched(preset, failed) if preset is not None else None
-
-
-class _Unreadable(Exception):
-    """A guard asked for a field that is broken; what it would say is not known."""
-
-
-class _Watched:
-    """Stands for a preset, or one of its groups, while some fields below it are broken."""
-
-    def __init__(self, model: Any, failed: set[Path]) -> None:
-        self._model, self._failed = model, failed
-
-    def __getattr__(self, name: str) -> Any:
-        if (name,) in self._failed or name not in type(self._model).model_fields:
-            raise _Unreadable(name)
-        below = {path[1:] for path in self._failed if len(path) > 1 and path[0] == name}
-        value = getattr(self._model, name)
-        return _Watched(value, below) if below else value
 
 
 def _run_guards(
@@ -268,9 +177,11 @@ def _run_guards(
             continue
         try:
             found = list(rule.body(context))
-        except _Unreadable:
+        except Unreadable:
             continue
         except Exception:  # any bug in a rule must show, and must not hide the other rules
+            import traceback
+
             crashes.append(traceback.format_exc())
             message = f"the rule {rule.code} failed: {crashes[-1].strip().splitlines()[-1]}"
             located.append(file_finding("P3O901", place(flat, ()), message, "this is a bug of p3o-launch"))
@@ -285,19 +196,11 @@ def _touches(finding: Finding, failed: set[Path]) -> bool:
 
 
 def _located(rule: Rule, finding: Finding, flat: Flat) -> LocatedFinding:
+    from p3o_launch.shape import known_path
+
     path = known_path(finding.path) or tuple(finding.path.split(".")) if finding.path else ()
     position = place(flat, path, finding.key)
     return LocatedFinding(position, rule.severity, rule.code, rule.name, finding.message, finding.hint, finding.path)
-
-
-def place(flat: Flat, path: Path, at_key: bool = False) -> Position:
-    """Where ``path`` is written; for an absent one the key of its nearest present ancestor, else the whole file."""
-    if path in flat.values and path:
-        return flat.keys[path] if at_key and path in flat.keys else flat.values[path]
-    for length in range(len(path) - 1, 0, -1):
-        if path[:length] in flat.keys:
-            return flat.keys[path[:length]]
-    return flat.values[()]
 
 
 def _suppress(

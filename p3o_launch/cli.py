@@ -1,269 +1,59 @@
-"""The command line: parse, call, exit code. No logic, and nothing heavy imported before a command needs it."""
+"""Entry point: one error boundary, and a short way for a plain ``validate``.
+
+The commands themselves are in ``commands.py``. Importing Typer, and the pydantic adapters it builds for every option,
+takes longer than checking a preset; so a ``validate`` of files and options that this module can read goes straight to
+the work, and anything else (help, mistakes, other commands) goes to Typer.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-import typer
+from p3o_launch.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, P3OLaunchError
 
-from p3o_launch.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, P3OLaunchError, UsageError
-
-app = typer.Typer(
-    name="p3o-launch",
-    help="Validate and run P3O presets on Megatron.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-runs_app = typer.Typer(help="Records of runs.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(runs_app, name="runs")
-
-Sets = Annotated[list[str], typer.Option("--set", metavar="PATH=VALUE", help="Override one setting; may be repeated.")]
-Profile = Annotated[str | None, typer.Option(metavar="NAME", help="Hardware profile, such as a100x4 or cpu.")]
-Recipe = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Model, data and batch: formal_4b, formal_0p6b, smoke.")
-]
+_VALUES = {"--format": "format_", "--profile": "profile", "--recipe": "recipe"}
 
 
-def _version(show: bool) -> None:
-    if show:
-        from p3o_launch import __version__
-
-        typer.echo(f"p3o-launch {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Validate and run P3O presets on Megatron."""
-
-
-@app.command()
-def validate(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE_OR_NAME...", help="Preset files, or names of shipped ones.")
-    ],
-    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
-    set_: Sets = [],  # noqa: B006 - typer reads the default and never changes it
-    profile: Profile = None,
-    recipe: Recipe = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
-) -> None:
-    """Report every finding of every file, in one pass."""
-    from p3o_launch.check import check_file
-
-    _known_format(format_)
-    paths = [_preset_path(name) for name in files]
-    results = [check_file(path, overrides=set_, profile=profile, recipe=recipe) for path in paths]
-    _report(results, format_)
-    if any(result.has_errors or (strict and result.findings) for result in results):
-        raise typer.Exit(EXIT_FINDINGS)
+def plain_validate(words: Sequence[str]) -> dict[str, Any] | None:
+    """``validate_files``' arguments from a command line; None when Typer should read it."""
+    if words[:1] != ["validate"]:
+        return None
+    files: list[str] = []
+    overrides: list[str] = []
+    options: dict[str, Any] = {}
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "--strict":
+            options["strict"] = True
+        elif word == "--set" or word in _VALUES:
+            value = next(rest, "-")
+            if value.startswith("-"):
+                return None
+            if word == "--set":
+                overrides.append(value)
+            else:
+                options[_VALUES[word]] = value
+        elif word.startswith("-"):
+            return None
+        else:
+            files.append(word)
+    return {"files": files, "overrides": overrides, **options} if files else None
 
 
-@app.command()
-def lint(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Argument list or YAML; - reads the standard input.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[OVERRIDE...]", help="verl, NeMo-RL: a.b=c, +a.b=c, ~a.b.")
-    ] = None,
-    framework: Annotated[
-        str, typer.Option("--from", metavar="relax|slime|megatron|verl|nemo_rl", help="Whose configuration it is.")
-    ] = "",
-    target: Annotated[
-        str | None, typer.Option("--as", metavar="p3o", help="Judge it as P3O with whole-step ESS.")
-    ] = None,
-    env: Annotated[list[str], typer.Option("--env", metavar="KEY=VALUE", help="Environment of the run.")] = [],  # noqa: B006
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="Trainer GPUs, where the file does not say.")] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Their product name, such as A100-40GB.")] = None,
-    facts: Annotated[bool, typer.Option("--facts", help="Print the facts as JSON instead of findings.")] = False,
-    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
-) -> None:
-    """Judge another framework's configuration by the same rules."""
-    from p3o_launch.importers import Request, facts_text, lint_file
+def dispatch() -> NoReturn:
+    """Run the command line; ends with SystemExit or with the error of the command."""
+    arguments = plain_validate(sys.argv[1:])
+    if arguments is not None:
+        from p3o_launch.console import validate_files
 
-    _known_format(format_)
-    result = lint_file(file, Request(framework, tuple(overrides or ()), tuple(env), gpus, gpu, target))
-    if facts and result.facts is not None:
-        sys.stdout.write(facts_text(result.facts))
-        return
-    _report([result.check], format_)
-    if result.check.has_errors or (strict and result.warned):
-        raise typer.Exit(EXIT_FINDINGS)
+        raise SystemExit(validate_files(**arguments))
+    from p3o_launch.commands import app
 
-
-def _known_format(name: str) -> None:
-    from p3o_launch.report import FORMATS
-
-    if name not in FORMATS:
-        raise UsageError(f"there is no format {name!r}", hint=f"use {' or '.join(FORMATS)}")
-
-
-def _report(results: list[Any], format_: str) -> None:
-    """Findings to stdout, the summary to stderr; stops with the internal exit code when a rule crashed."""
-    from p3o_launch.report import FORMATS, summary
-
-    sys.stdout.write(FORMATS[format_](results, _colour()))
-    typer.echo(summary(results), err=True)
-    crashes = [crash for result in results for crash in result.crashes]
-    if crashes:
-        _log("\n".join(crashes))
-        raise typer.Exit(EXIT_INTERNAL)
-
-
-@app.command()
-def explain(
-    code: Annotated[str | None, typer.Argument(help="Code or name of a rule.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List every rule.")] = False,
-) -> None:
-    """What a rule says, why, how to mend it, and its source."""
-    from p3o_launch.explain import find, listing, page
-    from p3o_launch.guards import all_guards
-
-    rules = all_guards()
-    if list_ or code is None:
-        if code is None and not list_:
-            raise UsageError("which rule?", hint="`p3o-launch explain CODE`, or `p3o-launch explain --list`")
-        sys.stdout.write(listing(rules.values()))
-        return
-    sys.stdout.write(page(find(rules, code)))
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a preset, for editors."""
-    import json
-
-    from p3o_launch.json_schema import preset_schema
-
-    sys.stdout.write(json.dumps(preset_schema(), indent=2) + "\n")
-
-
-@app.command()
-def presets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset to show.")] = None,
-    resolved: Annotated[bool, typer.Option("--resolved", help="With its inheritance resolved and origins.")] = False,
-    set_: Sets = [],  # noqa: B006
-    profile: Profile = None,
-    recipe: Recipe = None,
-) -> None:
-    """List the shipped presets, or show one."""
-    if name is None:
-        from p3o_launch.catalogue import catalogue
-
-        sys.stdout.write(catalogue())
-        return
-    from p3o_launch.check import check_file
-    from p3o_launch.resolve import annotated
-
-    path = _preset_path(name)
-    if not (resolved or set_ or profile or recipe):
-        from p3o_launch.loading import decode, read_limited
-
-        sys.stdout.write(decode(read_limited(path)))
-        return
-    result = check_file(path, overrides=set_, profile=profile, recipe=recipe)
-    _refuse_broken(result)
-    sys.stdout.write(annotated(result))
-
-
-@app.command()
-def diff(
-    left: Annotated[str, typer.Argument(metavar="A")],
-    right: Annotated[str, typer.Argument(metavar="B")],
-    paired: Annotated[bool, typer.Option("--paired", help="Fail when more than the algorithm differs.")] = False,
-    set_: Sets = [],  # noqa: B006
-    profile: Profile = None,
-    recipe: Recipe = None,
-) -> None:
-    """How two presets differ after resolution."""
-    from p3o_launch.check import check_file
-    from p3o_launch.resolve import difference_text, differences, undeclared
-
-    sides = [check_file(_preset_path(name), overrides=set_, profile=profile, recipe=recipe) for name in (left, right)]
-    dumps = [_refuse_broken(side).model_dump() for side in sides]
-    found = differences(*dumps)
-    sys.stdout.write(difference_text(found))
-    extra = undeclared(found)
-    if paired and extra:
-        typer.echo(f"{len(extra)} of {len(found)} differences are not the algorithm's own", err=True)
-        raise typer.Exit(EXIT_FINDINGS)
-    typer.echo("no differences" if not found else f"{len(found)} differences", err=True)
-
-
-@app.command()
-def run(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.")
-    ],
-    profile: Profile = None,
-    recipe: Recipe = None,
-    set_: Sets = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would run, and stop.")] = False,
-    output: Annotated[str | None, typer.Option(metavar="FILE", help="With --dry-run: write the script there.")] = None,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Run directory to carry on from.")] = None,
-) -> None:
-    """Validate a preset, make a run directory, and train."""
-    overrides = [*set_, *([f"recipe={recipe}"] if recipe else [])]
-    _preset_path(preset)  # an unknown name is a usage error, before anything is loaded
-    from p3o_launch.launch.run_command import run_preset
-
-    raise typer.Exit(run_preset(preset, profile, overrides, dry_run, output, resume))
-
-
-@runs_app.command("list")
-def runs_list(root: Annotated[str, typer.Argument(metavar="[ROOT]", help="Directory of runs.")] = "runs") -> None:
-    """List the runs below a directory, with their status."""
-    from p3o_launch.launch.runs_command import list_runs
-
-    raise typer.Exit(list_runs(root))
-
-
-@runs_app.command("show")
-def runs_show(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]) -> None:
-    """Show one run's record."""
-    from p3o_launch.launch.runs_command import show_run
-
-    raise typer.Exit(show_run(run))
-
-
-def _preset_path(name: str) -> str:
-    from p3o_launch.presets import resolve_name
-
-    return resolve_name(name)
-
-
-def _refuse_broken(result: Any) -> Any:
-    """The preset of a result without errors; otherwise its findings are printed and the command fails."""
-    from p3o_launch.report import format_text, summary
-
-    if result.has_errors or result.preset is None:
-        sys.stdout.write(format_text([result], _colour()))
-        typer.echo(summary([result]), err=True)
-        raise typer.Exit(EXIT_INTERNAL if result.crashed else EXIT_FINDINGS)
-    return result.preset
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _log(text: str) -> str:
-    """Keep a traceback where a bug report can take it from; returns the file's name."""
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", prefix="p3o-launch-", suffix=".log", delete=False) as stream:
-        stream.write(text)
-    typer.echo(f"internal error; the traceback is in {stream.name}", err=True)
-    return stream.name
+    app()
+    raise SystemExit(EXIT_OK)
 
 
 def guarded(command: Callable[[], Any]) -> int:
@@ -271,12 +61,10 @@ def guarded(command: Callable[[], Any]) -> int:
     try:
         command()
     except P3OLaunchError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            typer.echo(f"    hint: {error.hint}", err=True)
+        sys.stderr.write(f"error: {error.message}\n" + (f"    hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
     except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+        sys.stderr.write("interrupted\n")
         return EXIT_INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_FINDINGS
@@ -286,11 +74,13 @@ def guarded(command: Callable[[], Any]) -> int:
     except Exception:
         import traceback
 
-        _log(traceback.format_exc())
+        from p3o_launch.console import keep_traceback
+
+        keep_traceback(traceback.format_exc())
         return EXIT_INTERNAL
     return EXIT_OK
 
 
 def main() -> NoReturn:
     """Entry point of the ``p3o-launch`` command."""
-    sys.exit(guarded(app))
+    sys.exit(guarded(dispatch))

@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
 from p3o_launch.diagnostics import LocatedFinding, Position
@@ -32,11 +31,18 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class ChainFile:
-    """A file that took part: its path as reports show it, the SHA-256 of its bytes, and its role (an origin)."""
+    """A file that took part: its path as reports show it, its bytes, and its role (an origin)."""
 
     path: str
-    sha256: str
+    raw: bytes
     origin: str
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the bytes that were read, in hexadecimal."""
+        import hashlib
+
+        return hashlib.sha256(self.raw).hexdigest()
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class _Loader:
         here = Position(path, 1, 1, origin)
         try:
             raw = read_limited(path)
-            self.chain.append(ChainFile(path, sha256(raw).hexdigest(), origin))
+            self.chain.append(ChainFile(path, raw, origin))
             text = decode(raw)
         except FileNotFoundError:
             if asked:

@@ -16,6 +16,8 @@ import yaml
 from p3o_launch.diagnostics import LocatedFinding, Position
 from p3o_launch.rules_file import file_finding
 
+Path = tuple[str, ...]
+
 MAX_BYTES = 1_000_000
 MAX_NODES = 10_000
 MAX_DEPTH = 32

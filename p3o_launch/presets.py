@@ -6,7 +6,6 @@ A checkout keeps them in ``presets/`` beside the package; the wheel carries the 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from p3o_launch.errors import UsageError
 
@@ -34,8 +33,10 @@ def shipped(name: str, folder: str = "") -> str | None:
 
 def names(folder: str = "") -> list[str]:
     """Names of the shipped presets of one folder, sorted."""
-    directory = Path(preset_root(), folder)
-    return sorted(path.stem for path in directory.glob("*.yaml"))
+    directory = os.path.join(preset_root(), folder)
+    if not os.path.isdir(directory):
+        return []
+    return sorted(name.removesuffix(".yaml") for name in os.listdir(directory) if name.endswith(".yaml"))
 
 
 def display(path: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p3o_launch.check import CheckResult
-from p3o_launch.shape import Path
+from p3o_launch.nodes import Path
 
 # What may differ between two arms that compare P3O with GRPO: the estimator, and the settings only one of them reads.
 ALGORITHM_OWN: tuple[Path, ...] = (

@@ -13,10 +13,8 @@ from functools import cache
 from typing import Any
 
 from p3o_launch.fields import FIELDS, SCHEMA_VERSION, TOP
-from p3o_launch.nodes import shown, shown_key, trap
+from p3o_launch.nodes import Path, shown, shown_key, trap
 from p3o_launch.presets import nearest
-
-Path = tuple[str, ...]
 
 _MAX_SUGGESTIONS = 50
 _SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)

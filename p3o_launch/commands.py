@@ -1,0 +1,208 @@
+"""The commands, as Typer parses them: parse, call, exit code. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from p3o_launch.console import known_format, report, unbroken, validate_files
+from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from p3o_launch.presets import resolve_name
+
+app = typer.Typer(
+    name="p3o-launch",
+    help="Validate and run P3O presets on Megatron.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+runs_app = typer.Typer(help="Records of runs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(runs_app, name="runs")
+
+Sets = Annotated[list[str], typer.Option("--set", metavar="PATH=VALUE", help="Override one setting; may be repeated.")]
+Profile = Annotated[str | None, typer.Option(metavar="NAME", help="Hardware profile, such as a100x4 or cpu.")]
+Recipe = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Model, data and batch: formal_4b, formal_0p6b, smoke.")
+]
+
+
+def _version(show: bool) -> None:
+    if show:
+        from p3o_launch import __version__
+
+        typer.echo(f"p3o-launch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Validate and run P3O presets on Megatron."""
+
+
+@app.command()
+def validate(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE_OR_NAME...", help="Preset files, or names of shipped ones.")
+    ],
+    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
+    set_: Sets = [],  # noqa: B006 - typer reads the default and never changes it
+    profile: Profile = None,
+    recipe: Recipe = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+) -> None:
+    """Report every finding of every file, in one pass."""
+    raise typer.Exit(validate_files(files, format_, set_, profile, recipe, strict))
+
+
+@app.command()
+def lint(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Argument list or YAML; - reads the standard input.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[OVERRIDE...]", help="verl, NeMo-RL: a.b=c, +a.b=c, ~a.b.")
+    ] = None,
+    framework: Annotated[
+        str, typer.Option("--from", metavar="relax|slime|megatron|verl|nemo_rl", help="Whose configuration it is.")
+    ] = "",
+    target: Annotated[
+        str | None, typer.Option("--as", metavar="p3o", help="Judge it as P3O with whole-step ESS.")
+    ] = None,
+    env: Annotated[list[str], typer.Option("--env", metavar="KEY=VALUE", help="Environment of the run.")] = [],  # noqa: B006
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="Trainer GPUs, where the file does not say.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Their product name, such as A100-40GB.")] = None,
+    facts: Annotated[bool, typer.Option("--facts", help="Print the facts as JSON instead of findings.")] = False,
+    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+) -> None:
+    """Judge another framework's configuration by the same rules."""
+    from p3o_launch.importers import Request, facts_text, lint_file
+
+    known_format(format_)
+    result = lint_file(file, Request(framework, tuple(overrides or ()), tuple(env), gpus, gpu, target))
+    if facts and result.facts is not None:
+        sys.stdout.write(facts_text(result.facts))
+        return
+    code = report([result.check], format_)
+    raise typer.Exit(code or (EXIT_FINDINGS if strict and result.warned else EXIT_OK))
+
+
+@app.command()
+def explain(
+    code: Annotated[str | None, typer.Argument(help="Code or name of a rule.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every rule.")] = False,
+) -> None:
+    """What a rule says, why, how to mend it, and its source."""
+    from p3o_launch.explain import find, listing, page
+    from p3o_launch.guards import all_guards
+
+    rules = all_guards()
+    if list_ or code is None:
+        if code is None and not list_:
+            raise UsageError("which rule?", hint="`p3o-launch explain CODE`, or `p3o-launch explain --list`")
+        sys.stdout.write(listing(rules.values()))
+        return
+    sys.stdout.write(page(find(rules, code)))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a preset, for editors."""
+    import json
+
+    from p3o_launch.json_schema import preset_schema
+
+    sys.stdout.write(json.dumps(preset_schema(), indent=2) + "\n")
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset to show.")] = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help="With its inheritance resolved and origins.")] = False,
+    set_: Sets = [],  # noqa: B006
+    profile: Profile = None,
+    recipe: Recipe = None,
+) -> None:
+    """List the shipped presets, or show one."""
+    if name is None:
+        from p3o_launch.catalogue import catalogue
+
+        sys.stdout.write(catalogue())
+        return
+    from p3o_launch.check import check_file
+    from p3o_launch.resolve import annotated
+
+    path = resolve_name(name)
+    if not (resolved or set_ or profile or recipe):
+        from p3o_launch.loading import decode, read_limited
+
+        sys.stdout.write(decode(read_limited(path)))
+        return
+    result = check_file(path, overrides=set_, profile=profile, recipe=recipe)
+    unbroken(result)
+    sys.stdout.write(annotated(result))
+
+
+@app.command()
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A")],
+    right: Annotated[str, typer.Argument(metavar="B")],
+    paired: Annotated[bool, typer.Option("--paired", help="Fail when more than the algorithm differs.")] = False,
+    set_: Sets = [],  # noqa: B006
+    profile: Profile = None,
+    recipe: Recipe = None,
+) -> None:
+    """How two presets differ after resolution."""
+    from p3o_launch.check import check_file
+    from p3o_launch.resolve import difference_text, differences, undeclared
+
+    sides = [check_file(resolve_name(name), overrides=set_, profile=profile, recipe=recipe) for name in (left, right)]
+    dumps = [unbroken(side).model_dump() for side in sides]
+    found = differences(*dumps)
+    sys.stdout.write(difference_text(found))
+    extra = undeclared(found)
+    if paired and extra:
+        typer.echo(f"{len(extra)} of {len(found)} differences are not the algorithm's own", err=True)
+        raise typer.Exit(EXIT_FINDINGS)
+    typer.echo("no differences" if not found else f"{len(found)} differences", err=True)
+
+
+@app.command()
+def run(
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.")
+    ],
+    profile: Profile = None,
+    recipe: Recipe = None,
+    set_: Sets = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would run, and stop.")] = False,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="With --dry-run: write the script there.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Run directory to carry on from.")] = None,
+) -> None:
+    """Validate a preset, make a run directory, and train."""
+    overrides = [*set_, *([f"recipe={recipe}"] if recipe else [])]
+    resolve_name(preset)  # an unknown name is a usage error, before anything is loaded
+    from p3o_launch.launch.run_command import run_preset
+
+    raise typer.Exit(run_preset(preset, profile, overrides, dry_run, output, resume))
+
+
+@runs_app.command("list")
+def runs_list(root: Annotated[str, typer.Argument(metavar="[ROOT]", help="Directory of runs.")] = "runs") -> None:
+    """List the runs below a directory, with their status."""
+    from p3o_launch.launch.runs_command import list_runs
+
+    raise typer.Exit(list_runs(root))
+
+
+@runs_app.command("show")
+def runs_show(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]) -> None:
+    """Show one run's record."""
+    from p3o_launch.launch.runs_command import show_run
+
+    raise typer.Exit(show_run(run))
