@@ -15,6 +15,8 @@ PAPER = "arXiv:2605.12380"
 ARGUMENTS = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py"
 CONFIG = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py"
 
+SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+
 
 def value_at(preset: Preset, path: str) -> object:
     """The value at a dotted path of schema fields; a typing error in the path is our own bug and raises."""

@@ -19,7 +19,20 @@ from p3o_launch.topology import Topology, topology
 if TYPE_CHECKING:
     from p3o_launch.schema import Preset
 
-FAMILIES = ("objective", "replay", "topology", "rollout", "precision", "resources", "identity", "checkpoint", "runtime")
+FAMILIES = (
+    "objective",
+    "loss",
+    "replay",
+    "topology",
+    "batch",
+    "stages",
+    "rollout",
+    "precision",
+    "resources",
+    "identity",
+    "checkpoint",
+    "runtime",
+)
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ def identical_samples(context: GuardContext) -> Iterator[Finding]:
         if value is not None and any(same_name(key, seed) for seed in ("seed", "sampling_seed")):
             yield Finding(
                 path,
-                f"{printable(path)} ({shown(value)}) gives every request the same seed: the {group} samples of a prompt "
-                "are identical",
+                f"{printable(path)} ({shown(value)}) gives every request the same seed: the {group} samples of a "
+                "prompt are identical",
                 f"remove {printable(path)}; seed.rollout_seed seeds the rollouts",
                 related=("batch.n_samples_per_prompt",),
             )
@@ -146,8 +146,8 @@ def speculative_decoding_log_probs(context: GuardContext) -> Iterator[Finding]:
     if version is not None and version < (0, 11, 1):
         yield Finding(
             "rollout.speculative_decoding",
-            f"rollout.speculative_decoding (true) with vllm {shown(rollout.engine_version)}: the log-probs it returns are "
-            "not the target model's",
+            f"rollout.speculative_decoding (true) with vllm {shown(rollout.engine_version)}: the log-probs it returns "
+            "are not the target model's",
             "set rollout.speculative_decoding: false, or use vllm 0.11.1 or later",
             related=("rollout.engine", "rollout.engine_version"),
         )

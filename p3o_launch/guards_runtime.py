@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from p3o_launch.diagnostics import Finding
 from p3o_launch.guard_tools import both, is_p3o, named, printable, value_at
 from p3o_launch.guards import GuardContext, all_guards, guard
-from p3o_launch.guards_objective import kl_loss_is_on, kl_reward_is_on
+from p3o_launch.guards_loss import kl_loss_is_on, kl_reward_is_on
 from p3o_launch.sampling_rules import FIELDS, knob_of
 
 if TYPE_CHECKING:
