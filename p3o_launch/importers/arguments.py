@@ -20,7 +20,8 @@ from p3o_launch.rules_import import import_finding
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_MAX_HINTS = 20
+_LAUNCHER_SWITCHES = ("--", "--standalone", "--no-wait")
+_MAX_HINTS = 12
 _FALSE = ("false", "0", "no", "off", "none")
 # Estimators that exist on other branches of a framework than the one in the tables.
 _BRANCH_CHOICES = {"advantage_estimator": ("rloo", "dr_grpo", "p3o", "sapo", "cispo", "gspo")}
@@ -140,7 +141,8 @@ class _Parser:
         before = self.words[index - 1].text if index else ""
         if before == "-m":
             return text not in _LAUNCHER_MODULES
-        return text.endswith(".py") and not before.startswith("--")
+        takes_value = before.startswith("--") and "=" not in before and before not in _LAUNCHER_SWITCHES
+        return text.endswith(".py") and not takes_value
 
     def environment(self, words: list[Word]) -> None:
         for index, word in enumerate(words):
@@ -217,7 +219,7 @@ class _Parser:
                 self.index += 1
         hint = None
         if len(self.arguments.unknown) <= _MAX_HINTS:
-            close = nearest(name.replace("_", "-"), list(self.arguments.table.flags))
+            close = self.arguments.table.nearest(name)
             hint = f"did you mean {close}?" if close else "remove it, or check the version you run"
         fate = "the program stops at it" if self.strict else "it is dropped without a word"
         self.report("P3O014", self.at(word), f"there is no flag {shorten(name)}: {fate}", hint)

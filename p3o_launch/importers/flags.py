@@ -12,6 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from p3o_launch.presets import nearest
+
 _CHAINS = {"megatron": ("megatron",), "slime": ("slime", "megatron"), "relax": ("relax", "megatron")}
 
 
@@ -58,6 +60,14 @@ class FlagTable:
         if known is None and any(flag.startswith(prefix) for prefix in self.prefixes):
             return Flag(flag, flag.lstrip("-").replace("-", "_"), nargs="engine")
         return known
+
+    def nearest(self, flag: str) -> str | None:
+        """The flag most like an unknown one; looked for among those that share a word or a beginning with it."""
+        plain = flag.replace("_", "-")
+        words = {word for word in plain.split("-") if len(word) > 2}
+        start = plain[:6]
+        alike = [name for name in self.flags if name.startswith(start) or not words.isdisjoint(name.split("-"))]
+        return nearest(plain, alike)
 
     def flag_of(self, dest: str) -> str:
         """How a user sets ``dest``: the first flag that turns it on."""
