@@ -58,6 +58,9 @@ class PromptSource(Protocol):
 class Sink:
     """Receives what the loop produces. The default of every event is to ignore it."""
 
+    def on_resume(self, state: LoopState) -> None:
+        """The run goes on from ``state``: what was written about later steps did not happen."""
+
     def on_rollout(self, rollout_id: int, records: Sequence[Mapping[str, Any]]) -> None:
         """``records``: one per sample, plain JSON values."""
 
@@ -281,7 +284,7 @@ def training_sampling(plan: RunPlan) -> SamplingParams:
     return SamplingParams(
         temperature=rollout.temperature,
         top_p=1.0 if rollout.top_p is None else rollout.top_p,
-        top_k=-1 if rollout.top_k is None else rollout.top_k,
+        top_k=rollout.top_k or -1,  # absent and 0 mean off, as -1 does
         max_new_tokens=rollout.max_response_len,
     )
 
@@ -292,7 +295,7 @@ def evaluation_sampling(plan: RunPlan) -> SamplingParams:
     return SamplingParams(
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
-        top_k=evaluation.top_k,
+        top_k=evaluation.top_k or -1,
         max_new_tokens=evaluation.max_response_len or plan.preset.rollout.max_response_len,
     )
 

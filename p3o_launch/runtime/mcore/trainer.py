@@ -173,11 +173,14 @@ class MegatronRank:
 def objective_of(algorithm: Algorithm) -> Objective:
     """The objective a preset asks for. GRPO's clip widths default to 0.4, as in the recipes."""
     low = 0.4 if algorithm.eps_clip is None else algorithm.eps_clip
-    assert algorithm.kl_mode != "exact", "P3O105 lets no such preset through"
+    kl_mode = algorithm.kl_mode
+    if algorithm.advantage_estimator != "p3o":
+        kl_mode = "proxy_safe"  # not read by the baseline
+    assert kl_mode != "exact", "P3O105 lets no such preset through"
     return Objective(
         estimator=algorithm.advantage_estimator,
         ess_scope=algorithm.ess_scope,
-        kl_mode=algorithm.kl_mode,
+        kl_mode=kl_mode,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         eps_low=low,
