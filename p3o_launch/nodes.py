@@ -32,8 +32,8 @@ _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
 _PREFIXED = re.compile(r"([-+]?)0(?:b([01_]+)|x([0-9a-fA-F_]+))")
 _OCTAL = re.compile(r"([-+]?)0([0-7_]+)")
-_SEXAGESIMAL = re.compile(r"([-+]?)([0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
-_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?")
+_SEXAGESIMAL = re.compile(r"([-+]?)([1-9][0-9_]*(?::[0-5]?[0-9])+|[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*)")
+_FLOAT = re.compile(r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?")
 _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _CORE = "tag:yaml.org,2002:"
 _CORE_TAGS = frozenset(_CORE + name for name in ("str", "int", "float", "bool", "null", "map", "seq"))
@@ -121,8 +121,8 @@ def _number(text: str) -> Any:
         body, base = (match[2], 2) if match[2] is not None else (match[3], 16)
         body = body.replace("_", "")
         return int(match[1] + body, base) if body else text
-    if (match := _OCTAL.fullmatch(text)) and match[2].strip("_"):
-        return int(match[1] + match[2].replace("_", ""), 8)
+    if match := _OCTAL.fullmatch(text):
+        return int(match[1] + (match[2].replace("_", "") or "0"), 8)
     if match := _SEXAGESIMAL.fullmatch(text):
         return _sexagesimal(match[1], match[2].replace("_", ""))
     return text
