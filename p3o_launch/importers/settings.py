@@ -266,7 +266,9 @@ def _is_override_list(text: str) -> bool:
         first = line.strip()
         if not first or first.startswith("#"):
             continue
-        return bool(re.match(r"(?:--?[a-z]|[+~]{0,2}[\w.@/-]+=|(?:\w+=\S*\s+)*(?:python|ray|torchrun|uv)\b)", first))
+        return bool(
+            re.match(r"(?:--?[a-z]|[+~]{0,2}[\w.@/-]+=|(?:\w+=\S*\s+)*(?:python[\d.]*|ray|torchrun|uv)\s)", first)
+        )
     return False
 
 
