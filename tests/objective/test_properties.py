@@ -117,6 +117,16 @@ def test_the_coefficient_is_the_ratio_under_the_cap_whatever_the_advantage(batch
     assert not terms.coefficient.requires_grad
 
 
+def test_no_term_waits_for_the_device() -> None:
+    """Tensors without data: anything that reads a value, as a host sync would, raises on them."""
+    batch = {name: value.to("meta") for name, value in random_batch(0, 3, 7, 0.3).items()}
+    with pytest.raises(RuntimeError, match="meta"):
+        batch["log_probs"].sum().item()
+    assert moments_of(batch).shape == (4,)
+    assert p3o_token_terms(**batch, context=CONTEXT).token_loss.shape == (3, 7)
+    assert ppo_clip_loss(**batch, eps_low=0.4, eps_high=0.4).shape == (3, 7)
+
+
 def test_float64_inputs_stay_float64() -> None:
     batch = random_batch(0, 3, 7, 0.3)
     double = {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
