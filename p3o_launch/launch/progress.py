@@ -35,6 +35,9 @@ class PlainProgress(Sink):
         """A line about what is being done."""
         print(text, file=self._stream, flush=True)
 
+    def on_resume(self, state: LoopState) -> None:
+        self.say(f"resumed after step {state.optimizer_step}")
+
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         self.say(f"step {step}/{self._total}  {step_text(row)}")
 
@@ -67,6 +70,9 @@ class LiveProgress(Sink):
     def say(self, text: str) -> None:
         """A line about what is being done."""
         self._console.print(text, markup=False)
+
+    def on_resume(self, state: LoopState) -> None:
+        self.say(f"resumed after step {state.optimizer_step}")
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         if not self._started:

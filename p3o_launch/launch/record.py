@@ -49,6 +49,12 @@ def write_atomic(path: Path, text: str) -> None:
         os.close(directory)
 
 
+def process_facts() -> dict[str, Any]:
+    """Which process the record belongs to: what tells a running run from a lost one."""
+    pid, mark = own_mark()
+    return {"process": {"host": socket.gethostname(), "pid": pid, "start": mark}}
+
+
 @dataclass
 class RunRecord:
     """The record of one run, kept in ``directory``. ``data``: what ``run.json`` holds, before secrets are replaced."""
@@ -59,7 +65,6 @@ class RunRecord:
     @classmethod
     def create(cls, directory: Path, facts: dict[str, Any]) -> RunRecord:
         """Write the first record of a run of this process. ``facts``: what is known before the start."""
-        pid, mark = own_mark()
         head = {
             "record_version": RECORD_VERSION,
             "run_id": directory.name,
@@ -72,7 +77,7 @@ class RunRecord:
             "steps_done": 0,
             "last_checkpoint": None,
             "ray_job_id": None,
-            "process": {"host": socket.gethostname(), "pid": pid, "start": mark},
+            **process_facts(),
         }
         record = cls(directory, head | facts)
         record.write()

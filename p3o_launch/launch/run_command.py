@@ -1,53 +1,21 @@
-"""``p3o-launch run``: check, preflight, run directory, driver, record, and a summary of what came of it."""
+"""``p3o-launch run``: check, then the script of a dry run, or preflight and the run itself."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.diagnostics import LocatedFinding
-from p3o_launch.errors import (
-    EXIT_FINDINGS,
-    EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    P3OLaunchError,
-    RunError,
-    RunInterrupted,
-    UsageError,
-)
-from p3o_launch.launch import record as status
-from p3o_launch.launch.arguments import resolved_arguments, resolved_yaml
-from p3o_launch.launch.environment import machine, versions, working_tree
-from p3o_launch.launch.hooks import after_run, before_run
-from p3o_launch.launch.preflight import Request, load_inputs, machine_findings, require_packages
-from p3o_launch.launch.progress import LiveProgress, PlainProgress, make_progress
-from p3o_launch.launch.record import RunRecord, utc_now, write_atomic
-from p3o_launch.launch.redact import redact, redact_text
-from p3o_launch.launch.rundir import claim_run_dir, create_run_dir
+from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from p3o_launch.launch.preflight import Request, machine_findings, require_packages
+from p3o_launch.launch.preset_run import PresetRun
+from p3o_launch.launch.resume import find_resumption, nothing_left
 from p3o_launch.launch.script import run_script
-from p3o_launch.launch.summary import summarize
 from p3o_launch.presets import resolve_name
-from p3o_launch.report import finding_record, format_text
-from p3o_launch.runtime.driver import (
-    ClusterStart,
-    Driver,
-    Inputs,
-    RanksStart,
-    failure_facts,
-    megatron_ranks,
-    ray_cluster,
-)
-from p3o_launch.runtime.loop import LoopState, Row, Sink
-from p3o_launch.runtime.metrics import JsonlSink, RolloutSink, TensorBoardSink
-from p3o_launch.runtime.plan import RunPlan, make_plan
-from p3o_launch.runtime.signals import StopRequest
-from p3o_launch.schema import Preset
+from p3o_launch.report import format_text
 
 
 def run_preset(
@@ -61,14 +29,12 @@ def run_preset(
 ) -> int:
     """Run ``preset``, a file or a shipped name; the exit code.
 
-    Findings go to standard output, everything else to standard error.
+    Findings go to standard output, everything else to standard error. ``resume``: carry on that run, in its directory.
     ``dry_run`` prints the script of the run (or writes it to ``output``) and starts nothing. ``run_dir``: use exactly
     this directory. Raises what the run failed with, after its record says so.
     """
     if output is not None and not dry_run:
         raise UsageError("--output needs --dry-run", hint="a run's own directory is below logging.output_root")
-    if resume is not None:
-        raise UsageError("this version cannot resume a run yet", hint="start a new run of the same preset")
     result = check_file(resolve_name(preset), overrides=overrides, profile=profile)
     if result.crashed:
         raise RuntimeError("\n".join(result.crashes))
@@ -79,12 +45,14 @@ def run_preset(
         _print_findings(result.source, result.findings, sys.stderr)
         return _write_script(run_script(result.preset), output)
     _print_findings(result.source, result.findings, sys.stdout)
-    found = machine_findings(result, result.preset, Request(preset, tuple(overrides)))
+    resumption = find_resumption(result.preset, resume) if resume is not None else None
+    found = nothing_left(result, result.preset, resumption) if resumption else []
+    found = found or machine_findings(result, result.preset, Request(preset, tuple(overrides)))
     if found:
         _print_findings(result.source, found, sys.stdout)
         return EXIT_FINDINGS
     require_packages()
-    return PresetRun(result, result.preset, profile, run_dir).execute()
+    return PresetRun(result, result.preset, profile, run_dir, resumption).execute()
 
 
 def _print_findings(source: str, findings: Sequence[LocatedFinding], stream: Any) -> None:
@@ -104,163 +72,3 @@ def _write_script(text: str, output: str | Path | None) -> int:
     except OSError as error:
         raise UsageError(f"the script cannot be written to {output}: {error.strerror}") from error
     return EXIT_OK
-
-
-class RecordSink(Sink):
-    """Keeps ``steps_done`` and ``last_checkpoint`` of the record current."""
-
-    def __init__(self, record: RunRecord) -> None:
-        self._record = record
-
-    def on_step(self, step: int, rollout_id: int, row: Row) -> None:
-        self._record.update(steps_done=step)
-
-    def on_checkpoint(self, directory: Path, state: LoopState) -> None:
-        relative = directory.relative_to(self._record.directory)
-        self._record.update(last_checkpoint=str(relative))
-
-
-@dataclass
-class PresetRun:
-    """One run of an accepted preset, from its inputs to its summary. The callables bring in the rest."""
-
-    result: CheckResult
-    preset: Preset
-    profile: str | None = None
-    run_dir: Path | None = None
-    load: Callable[[Preset], Inputs] = load_inputs
-    start_cluster: ClusterStart = ray_cluster
-    start_ranks: RanksStart = megatron_ranks
-
-    def execute(self) -> int:
-        with StopRequest() as stop:
-            inputs = self.load(self.preset)
-            if stop():
-                raise RunInterrupted("interrupted before the run began; nothing was written")
-            directory = self._directory()
-            plan = make_plan(self.preset, directory)
-            record = self._write_record(plan)
-            record.update(prompts=len(inputs.prompts), skipped=inputs.skipped)
-            progress = make_progress(plan.total_steps)
-            progress.say(f"run directory {directory}")
-            for source, reasons in inputs.skipped.items():
-                for reason, count in reasons.items():
-                    progress.say(f"warning: {count} prompts of {source} are left out: {reason}")
-            return self._drive(plan, inputs, record, progress, stop)
-
-    def _directory(self) -> Path:
-        if self.run_dir is not None:
-            return claim_run_dir(self.run_dir)
-        return create_run_dir(Path(self.preset.logging.output_root), self.preset.name, self.preset.seed.seed)
-
-    def _write_record(self, plan: RunPlan) -> RunRecord:
-        tree = working_tree()
-        record = RunRecord.create(plan.run_dir, run_facts(self.result, self.preset, self.profile, tree))
-        for directory in (plan.rollouts_dir, plan.checkpoints_dir, plan.logs_dir):
-            directory.mkdir(exist_ok=True)
-        files = {
-            "resolved.yaml": resolved_yaml(self.preset),
-            "resolved_args.txt": "\n".join(resolved_arguments(self.preset)) + "\n",
-            "command.sh": run_script(self.preset),
-        }
-        if tree is not None and tree.patch:
-            files["git.patch"] = tree.patch
-        for name, text in files.items():
-            write_atomic(plan.run_dir / name, redact_text(text))
-        (plan.run_dir / "command.sh").chmod(0o755)
-        return record
-
-    def _drive(
-        self,
-        plan: RunPlan,
-        inputs: Inputs,
-        record: RunRecord,
-        progress: PlainProgress | LiveProgress,
-        stop: StopRequest,
-    ) -> int:
-        started = time.monotonic()
-        sinks: list[Sink] = [JsonlSink(plan.run_dir), RecordSink(record), progress]
-        if self.preset.logging.log_rollouts:
-            sinks.append(RolloutSink(plan.rollouts_dir))
-        if self.preset.logging.tensorboard:
-            sinks.append(TensorBoardSink(plan.tensorboard_dir))
-        driver = Driver(
-            plan=plan,
-            inputs=inputs,
-            sinks=sinks,
-            should_stop=stop,
-            announce=progress.say,
-            on_started=lambda job_id: record.update(ray_job_id=job_id),
-            after_cluster=stop.install,
-            start_cluster=self.start_cluster,
-            start_ranks=self.start_ranks,
-        )
-        stop.on_force(lambda: self._force(driver, record))
-        record.update(status=status.RUNNING, started=utc_now())
-        try:
-            before_run(self.preset.logging.pre_command, plan.run_dir)
-            state = driver.run()
-            if state.optimizer_step == 0:
-                raise RunError("the run ended without one optimizer step", hint="look at batch.num_rollout")
-        except RunInterrupted as error:
-            raise self._interrupted(record, stop) from error
-        except BaseException as error:
-            code = error.exit_code if isinstance(error, P3OLaunchError) else EXIT_INTERNAL
-            finish(record, status.FAILED, code, failure_facts(error))
-            self._after(record)
-            raise
-        finally:
-            stop.on_force(lambda: None)
-        finish(record, status.SUCCEEDED, EXIT_OK)
-        self._after(record)
-        for line in summarize(plan.run_dir, time.monotonic() - started).lines():
-            progress.say(line)
-        progress.say(f"results {plan.run_dir}")
-        return EXIT_OK
-
-    def _force(self, driver: Driver, record: RunRecord) -> None:
-        """The second signal: say how it ended while there is time, then end the processes."""
-        failure = {"class": "RunInterrupted", "message": "stopped by a second signal", "rank": None}
-        finish(record, status.INTERRUPTED, EXIT_INTERRUPTED, failure)
-        driver.force()
-
-    def _interrupted(self, record: RunRecord, stop: StopRequest) -> RunInterrupted:
-        """Write down that a signal ended the run; the error that says so to the user."""
-        told = RunInterrupted(
-            f"the run was stopped by {stop.name} after {record.data['steps_done']} steps",
-            hint=f"its record is in {record.directory}",
-        )
-        finish(record, status.INTERRUPTED, EXIT_INTERRUPTED, failure_facts(told))
-        self._after(record)
-        return told
-
-    def _after(self, record: RunRecord) -> None:
-        code = after_run(self.preset.logging.post_command, record.directory, record.status)
-        if code != 0:
-            sys.stderr.write(f"warning: logging.post_command ended with exit code {code}\n")
-
-
-def finish(record: RunRecord, outcome: str, exit_code: int, failure: dict[str, Any] | None = None) -> None:
-    """Write how the run ended. The first end that is written stays."""
-    if record.status in status.UNFINISHED:
-        record.update(status=outcome, exit_code=exit_code, failure=failure, ended=utc_now())
-
-
-def run_facts(result: CheckResult, preset: Preset, profile: str | None, tree: Any) -> dict[str, Any]:
-    """What is known about a run before it starts."""
-    return {
-        "preset": preset.name,
-        "preset_file": result.source,
-        "preset_chain": [{"path": f.path, "sha256": f.sha256, "origin": f.origin} for f in result.chain],
-        "profile": profile or result.choices.get("profile"),
-        "choices": dict(result.choices),
-        "overrides": redact(list(result.overrides)),
-        "command_line": redact(list(sys.argv)),
-        "seed": preset.seed.seed,
-        "algorithm": preset.algorithm.advantage_estimator,
-        "git": tree.record() if tree is not None else None,
-        "versions": versions(),
-        "machine": machine(),
-        "findings": [finding_record(finding) for finding in result.findings],
-        "suppressed": [finding_record(item.finding) | {"reason": item.reason} for item in result.suppressed],
-    }

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 from p3o_launch.errors import P3OLaunchError, RunInterrupted
@@ -28,6 +29,8 @@ class ClusterLike(Protocol):
 
 class RanksLike(Ranks, Protocol):
     """The loop's ranks, with an end: ``close`` lets them finish, ``kill`` does not."""
+
+    def load_checkpoint(self, directory: Path) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
 
@@ -66,13 +69,15 @@ class Inputs:
 class Driver:
     """One run. ``run`` may be called once; ``close`` any number of times, also before ``run``.
 
-    ``announce`` is told in a few words what is being done. ``on_started`` is told the Ray job id, before the first
-    rollout. ``after_cluster`` runs once the cluster is up: Ray replaces signal handlers when it starts.
+    ``checkpoint``: go on from there; the sinks are told where the loop stands. ``announce`` is told in a few words what
+    is being done. ``on_started`` is told the Ray job id, before the first rollout. ``after_cluster`` runs once the
+    cluster is up: Ray replaces signal handlers when it starts.
     """
 
     plan: RunPlan
     inputs: Inputs
     sinks: Sequence[Sink] = ()
+    checkpoint: Path | None = None
     should_stop: Callable[[], bool] = lambda: False
     announce: Callable[[str], None] = lambda text: None
     on_started: Callable[[str], None] = lambda job_id: None
@@ -118,7 +123,18 @@ class Driver:
             sinks=self.sinks,
             eval_prompts=self.inputs.eval_prompts,
             should_stop=self.should_stop,
+            state=self._initial_state(ranks),
         )
+
+    def _initial_state(self, ranks: RanksLike) -> LoopState:
+        if self.checkpoint is None:
+            return LoopState()
+        self.announce(f"loading {self.checkpoint.name}")
+        extra = ranks.load_checkpoint(self.checkpoint)
+        state = LoopState(**{name.name: int(extra[name.name]) for name in fields(LoopState)})
+        for sink in self.sinks:
+            sink.on_resume(state)
+        return state
 
     def _abandon(self) -> None:
         """After a failure the ranks may wait for each other for ever: end them instead of asking them to close."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from p3o_launch.runtime.loop import Row, Sink
+from p3o_launch.runtime.loop import LoopState, Row, Sink
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -35,6 +35,11 @@ class JsonlSink(Sink):
         self._run_dir = run_dir
         self._now = now
         self._files: dict[str, IO[str]] = {}
+
+    def on_resume(self, state: LoopState) -> None:
+        self.close()
+        keep_lines(self._run_dir / "metrics.jsonl", lambda row: row["step"] <= state.optimizer_step)
+        keep_lines(self._run_dir / "evaluations.jsonl", lambda row: row["rollout"] <= state.next_rollout)
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         self._write("metrics.jsonl", step, rollout_id, row)
@@ -61,6 +66,11 @@ class RolloutSink(Sink):
     def __init__(self, rollouts_dir: Path) -> None:
         self._dir = rollouts_dir
 
+    def on_resume(self, state: LoopState) -> None:
+        for path in self._dir.glob("rollout_*.jsonl"):
+            if int(path.stem.rpartition("_")[2]) >= state.next_rollout:
+                path.unlink()
+
     def on_rollout(self, rollout_id: int, records: Sequence[Mapping[str, Any]]) -> None:
         self._dir.mkdir(exist_ok=True)
         target = self._dir / f"rollout_{rollout_id:06d}.jsonl"
@@ -76,6 +86,13 @@ class TensorBoardSink(Sink):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer: Any = EventFileWriter(str(directory))
+
+    def on_resume(self, state: LoopState) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        # Readers drop what earlier files hold at this step and later.
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=state.optimizer_step + 1, session_log=start))
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         self._add(step, row)
@@ -95,6 +112,15 @@ class TensorBoardSink(Sink):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Rewrite a JSONL file with the records that are ``wanted``, as a whole or not at all."""
+    if not path.is_file():
+        return
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json_line(row) for row in read_jsonl(path) if wanted(row)), encoding="utf-8")
+    partial.replace(path)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

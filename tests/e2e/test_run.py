@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,12 +35,17 @@ def launch(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def run(directory: Path, preset: str, *settings: str) -> Path:
-    """Train a few small steps; the run directory."""
+def command(directory: Path, preset: str, *settings: str) -> list[str]:
+    """The words that train a few small steps."""
     words = [f"batch.{setting}" for setting in SMALL]
     words += ["evaluation.max_prompts=4", f"logging.output_root={directory / 'runs'}", *settings]
     sets = [word for setting in words for word in ("--set", setting)]
-    done = launch(directory, LAUNCHER, "run", "--preset", preset, "--profile", "cpu", *sets)
+    return [LAUNCHER, "run", "--preset", preset, "--profile", "cpu", *sets]
+
+
+def run(directory: Path, preset: str, *settings: str) -> Path:
+    """Train; the run directory."""
+    done = launch(directory, *command(directory, preset, *settings))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -128,6 +135,32 @@ def test_the_recorded_script_repeats_the_run_bit_for_bit(on_policy):
         assert (again / name).read_text() == (on_policy / name).read_text()
     left, right = (read_jsonl(path / "rollouts" / "rollout_000002.jsonl") for path in (on_policy, again))
     assert left == right
+
+
+def test_an_interrupted_run_resumes_to_the_same_figures_bit_for_bit(on_policy, tmp_path):
+    words = command(tmp_path, "on_policy", "batch.num_rollout=3", "checkpoint.save_interval=1")
+    with (tmp_path / "stderr").open("wb") as log:
+        process = subprocess.Popen(words, stderr=log, stdout=subprocess.DEVNULL, cwd=tmp_path)
+        wait_for(tmp_path / "stderr", "checkpoint rollout_000001", process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    directory = newest(tmp_path)
+    assert RunRecord.load(directory).status == "interrupted"
+    done = launch(tmp_path, *words, "--resume", directory.name)
+    assert done.returncode == 0, done.stderr
+    assert newest(tmp_path) == directory
+    assert RunRecord.load(directory).status == "succeeded"
+    assert figures(directory) == figures(on_policy)
+    for name in sorted(path.name for path in (on_policy / "rollouts").iterdir()):
+        assert read_jsonl(directory / "rollouts" / name) == read_jsonl(on_policy / "rollouts" / name)
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 200
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
 
 
 def test_the_grpo_twin_with_periodic_sync_trains_on_a_policy_that_ages(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -24,7 +26,8 @@ def tiny_preset(**groups) -> Preset:
 
 
 def tiny_plan(run_dir=Path("unused"), **groups):
-    return make_plan(tiny_preset(**groups), run_dir)
+    plan = make_plan(tiny_preset(**groups), run_dir)
+    return plan if run_dir.is_absolute() else replace(plan, run_dir=run_dir)
 
 
 class Prompts:
@@ -70,7 +73,16 @@ class Ranks:
         return {"train/loss": 1.0, "train/p3o/ess": 0.5}
 
     def save_checkpoint(self, directory, extra):
+        """Complete the way ``checkpoint_dirs`` knows it; the loop's state lies beside the manifest."""
         self.events.append(f"save {directory.name} {extra['next_rollout']}")
+        if directory.is_absolute():
+            directory.mkdir(parents=True)
+            (directory / "checkpoint.json").write_text('{"format": 1}')
+            (directory / "extra").write_text(json.dumps(extra))
+
+    def load_checkpoint(self, directory):
+        self.events.append(f"load {directory.name}")
+        return json.loads((directory / "extra").read_text())
 
     def close(self):
         self.events.append("ranks closed")

@@ -15,8 +15,9 @@ from p3o_launch.errors import DataError, MissingExtraError, NonFiniteRatioError,
 from p3o_launch.launch import preflight
 from p3o_launch.launch.environment import Gpu, working_tree
 from p3o_launch.launch.preflight import Request, machine_findings, require_packages
+from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.launch.progress import PlainProgress, step_text
-from p3o_launch.launch.run_command import PresetRun, run_preset
+from p3o_launch.launch.run_command import run_preset
 from p3o_launch.launch.runs_command import list_runs, show_run
 from p3o_launch.launch.summary import summarize
 from p3o_launch.runtime.driver import Inputs

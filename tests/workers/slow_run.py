@@ -13,7 +13,7 @@ import yaml
 
 from p3o_launch.check import check_text
 from p3o_launch.cli import guarded
-from p3o_launch.launch.run_command import PresetRun
+from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.runtime.driver import Inputs
 from p3o_launch.runtime.loop import Texts
 from p3o_launch.runtime.types import Prompt

@@ -1,0 +1,109 @@
+"""``run --resume RUN``: which run, from which checkpoint, and whether the preset still is the one that was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from p3o_launch.check import CheckResult
+from p3o_launch.diagnostics import LocatedFinding, Severity
+from p3o_launch.errors import PreflightError, UsageError
+from p3o_launch.guards import all_guards
+from p3o_launch.launch import record as status
+from p3o_launch.launch.arguments import resolved_data
+from p3o_launch.launch.preflight import place_of
+from p3o_launch.launch.record import RunRecord, find_run, utc_now
+from p3o_launch.runtime.mcore.checkpoint_dirs import latest
+from p3o_launch.schema import Preset
+
+# What may differ from the recorded preset without moving what is trained.
+_FREE = ("description", "ignore", "cluster", "checkpoint", "logging", "evaluation")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A run to carry on: its directory, its record, and the checkpoint it goes on from."""
+
+    directory: Path
+    record: RunRecord
+    checkpoint: Path
+
+    @property
+    def rollouts_done(self) -> int:
+        """Rollouts the checkpoint holds; its name says so."""
+        return int(self.checkpoint.name.rpartition("_")[2])
+
+    def reopen(self) -> None:
+        """Make the record that of this process. What ended before stays in ``earlier``."""
+        data = self.record.data
+        past = {key: data[key] for key in ("status", "failure", "started", "ended", "steps_done", "process")}
+        self.record.update(
+            **status.process_facts(),
+            status=status.CREATED,
+            earlier=[*data.get("earlier", ()), past],
+            resumed_from=str(self.checkpoint.relative_to(self.directory)),
+            resumed=utc_now(),
+            ended=None,
+            exit_code=None,
+            failure=None,
+        )
+
+
+def find_resumption(preset: Preset, name: str) -> Resumption:
+    """The run ``name`` below the preset's output root, ready to go on with ``preset``.
+
+    Raises UsageError when there is no such run or it still runs, PreflightError when it cannot be carried on.
+    """
+    directory = find_run(Path(preset.logging.output_root), name).absolute()
+    record = RunRecord.load(directory)
+    if record.status in status.UNFINISHED:
+        process = record.data["process"]
+        raise UsageError(f"{directory.name} still runs, as process {process['pid']} on {process['host']}")
+    changed = changed_settings(recorded_data(directory), resolved_data(preset))
+    if changed:
+        raise PreflightError(
+            f"the preset is not the one {directory.name} was started with: {', '.join(changed[:5])} differ",
+            hint=f"resume with --preset {directory / 'resolved.yaml'}, or start a new run",
+        )
+    checkpoint = latest(directory / "checkpoints")
+    if checkpoint is None:
+        raise PreflightError(
+            f"{directory.name} has no complete checkpoint to resume from",
+            hint="start a new run; checkpoint.save_interval makes the next one resumable",
+        )
+    return Resumption(directory, record, checkpoint)
+
+
+def nothing_left(result: CheckResult, preset: Preset, resumption: Resumption) -> list[LocatedFinding]:
+    """P3O703 when the checkpoint already holds every rollout the preset asks for."""
+    wanted, done = preset.batch.num_rollout, resumption.rollouts_done
+    if done < wanted:
+        return []
+    rule = all_guards()["P3O703"]
+    message = f"batch.num_rollout ({wanted}) is reached: {resumption.directory.name} has done {done} rollouts"
+    position = place_of(result, "batch.num_rollout")
+    return [LocatedFinding(position, Severity.ERROR, rule.code, rule.name, message, rule.fix, "batch.num_rollout")]
+
+
+def recorded_data(directory: Path) -> dict[str, Any]:
+    """The resolved preset of a run directory as plain data."""
+    try:
+        data = yaml.safe_load((directory / "resolved.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"{directory / 'resolved.yaml'} cannot be read: {error}") from error
+    return data if isinstance(data, dict) else {}
+
+
+def changed_settings(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Dotted names of settings that differ and matter to what is trained, sorted."""
+    changed = []
+    for group in sorted({*recorded, *wanted} - set(_FREE)):
+        left, right = recorded.get(group), wanted.get(group)
+        if isinstance(left, dict) and isinstance(right, dict):
+            changed += [f"{group}.{key}" for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
+        elif left != right:
+            changed.append(group)
+    return changed

@@ -1,0 +1,140 @@
+"""``run --resume``: the same run goes on, nothing is written twice, and what cannot be carried on is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from run_support import TEXTS, Prompts, Ranks, tiny_preset
+
+from p3o_launch.check import check_file
+from p3o_launch.errors import NonFiniteRatioError, PreflightError, UsageError
+from p3o_launch.launch.preset_run import PresetRun
+from p3o_launch.launch.record import RunRecord
+from p3o_launch.launch.resume import changed_settings, find_resumption
+from p3o_launch.launch.run_command import run_preset
+from p3o_launch.runtime.driver import Inputs
+from p3o_launch.runtime.metrics import read_jsonl
+
+
+class Cluster:
+    job_id = "job-1"
+
+    def close(self):
+        pass
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Makes a run of the tiny preset with fake ranks; ``resume`` names the run to go on with."""
+
+    def make(ranks, resume=None, **groups):
+        groups.setdefault("checkpoint", {"save_interval": 1})
+        groups.setdefault("evaluation", {"interval": 1})
+        data = tiny_preset(**groups).model_dump(exclude_none=True) | {
+            "logging": {"output_root": str(tmp_path / "runs")}
+        }
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump(data))
+        result = check_file(str(path))
+        return PresetRun(
+            result,
+            result.preset,
+            resumption=find_resumption(result.preset, resume) if resume else None,
+            load=lambda preset: Inputs(Prompts(), TEXTS, Prompts(2)),
+            start_cluster=lambda plan: Cluster(),
+            start_ranks=lambda plan, cluster, stop: ranks,
+        )
+
+    return make
+
+
+@pytest.fixture
+def broken(job, tmp_path):
+    """A run that failed in its third step, after two checkpoints; the directory."""
+    with pytest.raises(NonFiniteRatioError):
+        job(Ranks(bad_step=3)).execute()
+    (record,) = tmp_path.glob("runs/*/*/*/run.json")
+    return record.parent
+
+
+def test_a_resumed_run_goes_on_in_its_directory_and_ends_complete(job, broken):
+    ranks = Ranks()
+    assert job(ranks, resume=broken.name).execute() == 0
+    assert ranks.events[0] == "load rollout_000002"
+    assert not [event for event in ranks.events if event == "sync 0"]
+    record = RunRecord.load(broken).data
+    assert (record["status"], record["exit_code"], record["failure"], record["steps_done"]) == ("succeeded", 0, None, 4)
+    assert record["resumed_from"] == "checkpoints/rollout_000002"
+    assert [past["status"] for past in record["earlier"]] == ["failed"]
+    assert [row["step"] for row in read_jsonl(broken / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["rollout"] for row in read_jsonl(broken / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
+    assert sorted(path.name for path in (broken / "rollouts").iterdir()) == [
+        f"rollout_00000{i}.jsonl" for i in range(4)
+    ]
+    assert sorted(path.name for path in (broken / "checkpoints").iterdir()) == ["rollout_000003", "rollout_000004"]
+
+
+def test_steps_after_the_checkpoint_are_written_once(job, tmp_path):
+    with pytest.raises(NonFiniteRatioError):
+        job(Ranks(bad_step=4), checkpoint={"save_interval": 2}).execute()
+    (record,) = tmp_path.glob("runs/*/*/*/run.json")
+    directory = record.parent
+    assert [row["step"] for row in read_jsonl(directory / "metrics.jsonl")] == [1, 2, 3]
+    job(Ranks(), resume=directory.name, checkpoint={"save_interval": 2}).execute()
+    assert [row["step"] for row in read_jsonl(directory / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["rollout"] for row in read_jsonl(directory / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_tensorboard_readers_see_each_step_once(job, broken):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    job(Ranks(), resume=broken.name).execute()
+    events = accumulator.EventAccumulator(str(broken / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]
+
+
+def test_a_finished_run_has_nothing_to_resume(job, tmp_path, capsys):
+    job(Ranks()).execute()
+    (record,) = tmp_path.glob("runs/*/*/*/run.json")
+    before = record.read_text()
+    assert run_preset(str(tmp_path / "mine.yaml"), resume=record.parent.name) == 1
+    out = capsys.readouterr().out
+    assert "P3O703" in out
+    assert out.count(" error ") == 1
+    line = next(i for i, t in enumerate((tmp_path / "mine.yaml").read_text().splitlines(), 1) if "num_rollout" in t)
+    assert f"mine.yaml:{line}:" in out
+    assert record.read_text() == before
+
+
+def test_a_changed_objective_is_refused_and_named(job, broken):
+    with pytest.raises(PreflightError, match=r"algorithm\.clip_high, optimizer\.lr differ"):
+        job(Ranks(), resume=broken.name, optimizer={"lr": 0.5}, algorithm={"clip_high": 0.3})
+    assert RunRecord.load(broken).status == "failed"
+
+
+def test_settings_that_move_nothing_may_change():
+    recorded = {"cluster": {"timeout_s": 1}, "logging": {"a": 1}, "batch": {"num_rollout": 4}}
+    assert changed_settings(recorded, {"cluster": {"timeout_s": 2}, "logging": {}, "batch": {"num_rollout": 4}}) == []
+    assert changed_settings(recorded, {**recorded, "batch": {"num_rollout": 5}}) == ["batch.num_rollout"]
+    assert changed_settings(recorded, {**recorded, "name": "x"}) == ["name"]
+
+
+def test_a_run_without_a_complete_checkpoint_is_refused(job, broken):
+    for checkpoint in (broken / "checkpoints").iterdir():
+        (checkpoint / "checkpoint.json").unlink()
+    with pytest.raises(PreflightError, match="no complete checkpoint"):
+        job(Ranks(), resume=broken.name)
+
+
+def test_a_run_that_still_runs_is_refused(job, broken):
+    record = RunRecord.load(broken)
+    data = json.loads((broken / "run.json").read_text())
+    assert data["process"] == record.data["process"]
+    record.update(status="running")
+    with pytest.raises(UsageError, match="still runs, as process"):
+        job(Ranks(), resume=broken.name)
