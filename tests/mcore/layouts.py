@@ -33,11 +33,12 @@ class Layout:
     packed: bool = False
     mixed: bool = False
     recompute: str = "none"
+    overlap: bool = False
 
     def __str__(self) -> str:
         sizes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "vpp")}
         parts = [f"{name}{size}" for name, size in sizes.items() if size not in (1, None)]
-        parts += [name for name in ("sp", "packed", "mixed") if getattr(self, name)]
+        parts += [name for name in ("sp", "packed", "mixed", "overlap") if getattr(self, name)]
         parts += [self.recompute] if self.recompute != "none" else []
         return "-".join(parts) or "plain"
 
@@ -86,7 +87,7 @@ def train_steps(
             etp=1,
             sp=layout.sp,
             vpp_layers=vpp_layers,
-            **_recompute(layout),
+            **_extras(layout),
         )
         bare = build_model(model, split, precision, groups)
         load_hf(bare, hf_dir, groups)
@@ -107,10 +108,11 @@ def train_steps(
         groups.destroy()
 
 
-def _recompute(layout: Layout) -> dict[str, Any]:
+def _extras(layout: Layout) -> dict[str, Any]:
+    extras: dict[str, Any] = {"recompute_granularity": layout.recompute, "overlap_grad_reduce": layout.overlap}
     if layout.recompute == "full":
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {"recompute_granularity": layout.recompute}
+        extras |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    return extras
 
 
 def forward_backward(chunks: list[Any], groups: Any, layout: Layout) -> tuple[float, int]:

@@ -189,4 +189,5 @@ def _same_split_as_megatron(env: RankEnv) -> None:
     tokens = torch.arange(48).view(3, 16)
     theirs = cp_batch_split({"tokens": tokens}, dist.group.WORLD)["tokens"]
     assert torch.equal(theirs, split_sequence(tokens, env.rank, 2))
+    dist.barrier()  # a rank that leaves before the other has connected would fail it
     dist.destroy_process_group()

@@ -24,6 +24,8 @@ TWO = [
     Layout(cp=2, mixed=True),
     Layout(tp=2, sp=True, packed=True),
     Layout(tp=2, recompute="full"),
+    Layout(cp=2, recompute="selective"),
+    Layout(overlap=True),
 ]
 FOUR = [
     Layout(),

@@ -35,12 +35,12 @@ def _logits(env: RankEnv, model: Model, layout: dict[str, int], hf_dir: Path, to
     from p3o_launch.runtime.mcore.weights_hf import export_hf, load_hf
 
     ep = layout.get("ep", 1) if model.num_experts else 1
-    sizes = ParallelSizes(tp=layout.get("tp", 1), pp=layout.get("pp", 1), vpp=layout.get("vpp"), ep=ep)
+    sizes = ParallelSizes(tp=layout.get("tp", 1), pp=layout.get("pp", 1), vpp=layout.get("vpp"), ep=ep, etp=1)
     vpp_layers = None if sizes.vpp is None else model.num_layers // (sizes.pp * sizes.vpp)
     groups = init_distributed(
         sizes, rank=env.rank, world_size=env.world_size, init_method=env.new_init_method(), timeout_s=60
     )
-    layers = parallel(tp=sizes.tp, pp=sizes.pp, vpp_layers=vpp_layers, ep=ep)
+    layers = parallel(tp=sizes.tp, pp=sizes.pp, vpp_layers=vpp_layers, ep=ep, etp=1)
     chunks = build_model(model, layers, FLOAT32, groups)
     load_hf(chunks, hf_dir, groups)
     position = torch.arange(tokens.shape[1])[None].expand_as(tokens)

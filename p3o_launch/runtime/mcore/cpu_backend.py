@@ -14,6 +14,7 @@ Nothing is replaced when the device is a GPU. ``uninstall()`` puts every name ba
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +25,16 @@ from torch.overrides import TorchFunctionMode
 from p3o_launch.runtime.mcore.compat import quiet_import
 
 _CPU = torch.device("cpu")
-_ACTIVE_MODES = 0
 _ABSENT = object()
+
+
+class _Depth(threading.local):
+    """How many ``cpu_backend`` blocks enclose the calling code; torch's modes belong to a thread, so this does."""
+
+    blocks = 0
+
+
+_DEPTH = _Depth()
 
 
 class NullStream:
@@ -136,7 +145,7 @@ def is_installed() -> bool:
 
 def is_active() -> bool:
     """Whether the calling code runs inside ``device_backend("cpu")``."""
-    return _ACTIVE_MODES > 0
+    return _DEPTH.blocks > 0
 
 
 def install() -> None:
@@ -230,17 +239,16 @@ def _cpu_tracker_class() -> type:
 @contextlib.contextmanager
 def cpu_backend() -> Iterator[None]:
     """``install`` if need be, and read ``"cuda"`` as ``"cpu"`` in every torch call of the block. May be nested."""
-    global _ACTIVE_MODES
     fresh = not is_installed()
     install()
-    outermost = _ACTIVE_MODES == 0
-    _ACTIVE_MODES += 1
+    outermost = not is_active()
+    _DEPTH.blocks += 1
     try:
         # One mode is enough however deep the nesting: each further one would cost its time on every call.
         with _CudaMeansCpu() if outermost else contextlib.nullcontext():
             yield
     finally:
-        _ACTIVE_MODES -= 1
+        _DEPTH.blocks -= 1
         if fresh:
             uninstall()
 

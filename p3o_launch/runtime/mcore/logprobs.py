@@ -20,6 +20,12 @@ def working_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype is torch.float64 else torch.float32
 
 
+def scaled_copy(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """logits / temperature in the working type, as one new tensor: at [b, s, w] a second one would count."""
+    scaled = logits.to(working_dtype(logits), copy=True)
+    return scaled if temperature == 1.0 else scaled.div_(temperature)
+
+
 def local_targets(targets: torch.Tensor, first_word: int, words: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Position of each target among this rank's words, 0 where another rank holds it; and whether this rank does."""
     mine = (targets >= first_word) & (targets < first_word + words)
@@ -45,7 +51,7 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup | None, temperature: float
     ) -> torch.Tensor:
         size, rank = (1, 0) if group is None else (group.size(), group.rank())
-        scaled = logits.to(working_dtype(logits)) / temperature
+        scaled = scaled_copy(logits, temperature)
         highest = scaled.amax(-1)
         if size > 1:
             dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
@@ -93,7 +99,7 @@ def token_log_probs(
 def token_entropy(logits: torch.Tensor, tp_group: dist.ProcessGroup | None, temperature: float = 1.0) -> torch.Tensor:
     """Entropy [nats] of softmax(logits / temperature) at each token: [b, s, v/tp] -> [b, s]. No gradient."""
     split = tp_group is not None and tp_group.size() > 1
-    scaled = logits.to(working_dtype(logits)) / temperature
+    scaled = scaled_copy(logits, temperature)
     highest = scaled.amax(-1)
     if split:
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp_group)

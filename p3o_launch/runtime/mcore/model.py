@@ -4,7 +4,8 @@ On a GPU with Transformer Engine the layers are Megatron's Transformer Engine sp
 else Megatron's local spec, with the core attention of ``attention.py`` and a root mean square norm that knows
 sequence parallelism. ``forward`` returns logits [b, s, v/tp] on the last stage, hidden states [s, b, h] on the others.
 
-What is float64 when the preset asks for it: weights, norms, rotary tables, attention, logits, gradients, Adam's state.
+What is float64 when the preset asks for it: weights, norms, rotary tables, attention, router, logits, gradients and
+their norm, Adam's moments. Megatron alone would keep rotary tables, gradient norm and token-count division in float32.
 """
 
 from __future__ import annotations

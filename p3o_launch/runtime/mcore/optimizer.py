@@ -1,8 +1,8 @@
 """Megatron's optimizer and learning-rate schedule from a preset.
 
 Plain Adam on the CPU (and wherever ``use_distributed_optimizer`` is off); Megatron's distributed optimizer on GPUs that
-ask for it (written for A100, not run here). On the CPU the distributed one is refused on purpose: without Transformer
-Engine it shares one step counter between parameters after a load, and Adam drifts.
+ask for it (written for A100, not run here). On the CPU plain Adam takes its place on purpose: without
+Transformer Engine the distributed one shares a step counter between parameters after a load, and Adam drifts.
 """
 
 from __future__ import annotations

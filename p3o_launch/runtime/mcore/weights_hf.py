@@ -52,8 +52,9 @@ def export_hf(
 ) -> None:
     """Write the model as a Hugging Face directory. Every rank calls it.
 
-    Each pipeline stage writes one safetensors file, rank 0 the index. ``source_dir`` gives config.json and tokenizer.
-    ``dtype`` None keeps the parameters' type. Raises CheckpointError, on every rank, when a file cannot be written.
+    Each pipeline stage writes one safetensors file, rank 0 the index; on several nodes ``out_dir`` must be shared.
+    ``source_dir`` gives config.json and tokenizer. ``dtype`` None keeps the parameters' type. Raises CheckpointError,
+    on every rank, when a file cannot be written.
     """
     stage = {
         name: tensor.to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
