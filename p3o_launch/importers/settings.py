@@ -21,6 +21,7 @@ from p3o_launch.importers.source import read_source
 from p3o_launch.importers.words import Word, shorten, split
 from p3o_launch.loading import merge
 from p3o_launch.nodes import Entry, Node, parse, scalar
+from p3o_launch.presets import nearest
 from p3o_launch.rules_file import file_finding
 from p3o_launch.rules_import import import_finding
 
@@ -253,11 +254,28 @@ def load_tree(
         root = loader.text(text, file, ())
     if root is None:
         return None, loader.findings
-    for word in words:
-        root = _override(loader, root, word, Position(file, word.line, word.column))
-    for number, entry in enumerate(overrides, start=1):
-        root = _override(loader, root, Word(entry, number, 1), Position("<overrides>", number, 1))
+    placed = [(word, Position(file, word.line, word.column)) for word in words]
+    placed += [
+        (Word(entry, line, 1), Position("<overrides>", line, 1)) for line, entry in enumerate(overrides, start=1)
+    ]
+    _repeats(loader, placed)
+    for word, position in placed:
+        root = _override(loader, root, word, position)
     return Settings(root, file, loader.findings), loader.findings
+
+
+def _repeats(loader: _Loader, placed: list[tuple[Word, Position]]) -> None:
+    """An override given twice with two values: the first has no effect."""
+    last: dict[str, tuple[str, Position]] = {}
+    for word, position in reversed(placed):
+        match = _OVERRIDE.fullmatch(word.text)
+        if match is None or match[3] is None:
+            continue
+        value, later = last.setdefault(match[2], (match[4], position))
+        if later is not position and value != match[4]:
+            where = f"line {later.line} sets" if later.file == position.file else "a later override sets"
+            message = f"{shorten(word.text)} has no effect: {where} {shorten(value)!r}"
+            loader.findings.append(import_finding("P3O011", position, message, "remove it"))
 
 
 def _is_override_list(text: str) -> bool:
@@ -313,6 +331,8 @@ def _override(loader: _Loader, root: Node, word: Word, position: Position) -> No
         loader.findings.append(import_finding("P3O017", position, message, "quote values that hold spaces"))
         return root
     keys = match[2].split(".")[:32]
+    if not match[1] and loader.framework == "verl":
+        _known_key(loader, root, keys, position)
     if "~" in match[1]:
         return _without(root, keys)
     place = Position(position.file, position.line, position.column + word.text.index("=") + 1)
@@ -320,6 +340,29 @@ def _override(loader: _Loader, root: Node, word: Word, position: Position) -> No
     for key in reversed(keys):
         value = Node(value.position, {key: Entry(position, value)})
     return merge(root, value)
+
+
+# Groups that the packaged trainers leave out, or that hold whatever an engine takes.
+_FREE = {"profiler", "trace", "prometheus", "agent", "multi_turn", "checkpoint_engine", "ref", "engine_kwargs"}
+
+
+def _known_key(loader: _Loader, root: Node, keys: list[str], position: Position) -> None:
+    """Hydra stops at a key that is not there, unless it is added with ``+``."""
+    node = root
+    for depth, key in enumerate(keys):
+        entries = node.value
+        if key in _FREE or not isinstance(entries, dict) or not entries:
+            return
+        if key not in entries:
+            if depth == 0:
+                return
+            close = nearest(key, list(entries))
+            path = ".".join(keys)
+            hint = f"did you mean {'.'.join([*keys[:depth], close])}?" if close else f"write +{shorten(path)} to add it"
+            message = f"there is no setting {shorten(path)}: Hydra stops at it"
+            loader.findings.append(import_finding("P3O014", position, message, hint))
+            return
+        node = entries[key].node
 
 
 def _override_value(text: str, variable: bool) -> Any:

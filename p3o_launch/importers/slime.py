@@ -289,6 +289,8 @@ def _placement(read: Reader, relax: bool) -> None:
         rollout = 0
     read.value("rollout.num_gpus", rollout or None, "resource" if "rollout" in roles else "rollout_num_gpus")
     total = max(train, rollout or 0) if colocate else train + (rollout or 0)
+    if roles.get("critic", (0, 0))[1]:
+        read.value("algorithm.use_critic", True, "resource")
     gpus: dict[str, Any] = {"train": train, "rollout": rollout, "critic": 0, "total": total}
     if roles:
         gpus["roles"] = {name: list(shape) for name, shape in roles.items()}
