@@ -78,6 +78,9 @@ class _Loader:
 
     def file(self, path: str, origin: str, open_files: tuple[str, ...], asked: Position | None) -> Iterator[_Layer]:
         """Layers of one file, parents first. ``asked``: where the name of this file was written."""
+        if "\0" in path:
+            self.fail("P3O008" if asked else "P3O001", asked or Position("preset", 1, 1), "a file name with a NUL byte")
+            return
         real = os.path.realpath(path)
         self.files += 1
         if asked and (real in open_files or self.files > MAX_FILES):
@@ -101,7 +104,11 @@ class _Loader:
             else:
                 self.fail("P3O001", here, "the file does not exist", _file_hint(path))
         except OSError as error:
-            self.fail("P3O001", here, f"the file cannot be read: {error.strerror or error}")
+            message = f"the file cannot be read: {error.strerror or error}"
+            if asked and not os.path.exists(path):
+                self.fail("P3O008", asked, message)
+            else:
+                self.fail("P3O001", here, message)
         except Oversized:
             self.fail("P3O004", here, f"the file is larger than {MAX_BYTES:,} bytes", "no preset needs that much")
         except NotText as error:
@@ -146,7 +153,7 @@ class _Loader:
     def parent(self, node: Node, child: str) -> str | None:
         name = node.value
         if name.endswith(SUFFIXES):
-            return os.path.normpath(os.path.join(os.path.dirname(child), name)) if "\0" not in name else None
+            return os.path.normpath(os.path.join(os.path.dirname(child), name))
         path = shipped(name)
         if path is None:
             self.fail("P3O008", node.position, f"there is no preset named {shown(name)}", _name_hint(name, names()))
