@@ -41,7 +41,14 @@ _PLACEHOLDERS: dict[str, Any] = {
 # A rule about one of these names it, so a finding that rests on it is dropped by its path.
 _NAMED_BY_RULES = (
     *("num_query_groups", "kv_channels", "moe_router_topk", "moe_ffn_hidden_size", "rotary_base", "norm_epsilon"),
-    *("qk_layernorm", "add_qkv_bias", "untie_embeddings_and_output_weights", "max_position_embeddings"),
+    *(
+        "attention_dropout",
+        "hidden_dropout",
+        "qk_layernorm",
+        "add_qkv_bias",
+        "untie_embeddings_and_output_weights",
+        "max_position_embeddings",
+    ),
 )
 # Reading these while they are unknown does not taint a rule: their placeholders are neutral by construction.
 _NEUTRAL = frozenset(_PLACEHOLDERS) | {

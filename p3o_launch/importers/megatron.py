@@ -185,8 +185,7 @@ def _parallel(read: Reader) -> None:
     stages = read.get("num_virtual_stages_per_pipeline_rank")
     layers, pp = draft.get("model.num_layers"), read.get("pipeline_model_parallel_size")
     if isinstance(stages, int) and stages > 0 and isinstance(layers, int) and isinstance(pp, int) and pp > 0:
-        chunk = max(1, layers // (pp * stages))
-        read.value("parallel.num_layers_per_virtual_pipeline_stage", chunk, "num_virtual_stages_per_pipeline_rank")
+        _virtual_stages(read, layers, pp, stages)
     modules = read.get("cuda_graph_modules") or read.get("cuda_graph_scope_deprecated") or []
     whole = read.get("cuda_graph_impl") == "full_iteration" or "full_iteration" in modules
     dest = "cuda_graph_impl" if read.get("cuda_graph_impl") == "full_iteration" else "cuda_graph_scope_deprecated"
@@ -195,6 +194,18 @@ def _parallel(read: Reader) -> None:
         read.value("parallel.recompute_granularity", "selective", "recompute_activations")
     if read.get("moe_enable_routing_replay"):
         read.value("parallel.use_routing_replay", True, "moe_enable_routing_replay")
+
+
+def _virtual_stages(read: Reader, layers: int, pp: int, stages: int) -> None:
+    """Chunks per stage, as layers per chunk."""
+    dest, path = "num_virtual_stages_per_pipeline_rank", "parallel.num_layers_per_virtual_pipeline_stage"
+    use = read.arguments.use(dest)
+    if layers % (pp * stages) == 0:
+        read.value(path, layers // (pp * stages), dest)
+        read.draft.names[path] = f"the layers of a virtual stage by --{dest.replace('_', '-')}"
+    elif use is not None and layers % pp == 0:
+        message = f"{use.flag} {stages} does not divide the {layers // pp} layers of a pipeline stage"
+        read.draft.report("P3O015", use.place, message, "use a divisor of them", path)
 
 
 def _cluster(read: Reader) -> None:

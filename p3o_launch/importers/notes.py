@@ -32,11 +32,13 @@ def _undecided(facts: Facts) -> Iterator[LocatedFinding]:
     hidden = [path for path in names if path in facts.unknown]
     if hidden:
         source = facts.extra.get("dropout_source", "the model configuration")
+        kinds = " and ".join(path.removeprefix("model.").removesuffix("_dropout") for path in hidden)
+        verb = "comes" if len(hidden) == 1 else "come"
         yield import_finding(
             "P3O021",
             facts.place(*hidden),
-            f"attention and hidden dropout come from {source}, which was not read: P3O's two passes need both at 0",
-            "look them up, or set both to 0 where they are decided",
+            f"{kinds} dropout {verb} from {source}, which was not read: P3O's two passes need it at 0",
+            "look it up, or set it to 0 where it is decided",
             hidden[0],
         )
     forced = facts.extra.get("ratio_forced")

@@ -153,6 +153,7 @@ def _backend(tree: Tree) -> None:
         draft.extra["cp"] = draft.get("parallel.context_parallel_size")
     else:
         draft.forget(*_SIZES, "parallel.sequence_parallel", "seed.seed")
+        draft.forget("model.attention_dropout", "model.hidden_dropout")
         draft.extra["cp"] = tree.get(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
         draft.extra["seed"] = tree.get(f"{ACTOR}.fsdp_config.seed")
     replay = str(tree.get(f"{ACTOR}.router_replay.mode", "disabled"))
@@ -176,6 +177,7 @@ def _transformer(tree: Tree) -> None:
             tree.copy(f"model.{kind}", f"{TRANSFORMER}.{kind}", real)
         else:
             draft.names[f"model.{kind}"] = f"{TRANSFORMER}.{kind}"
+            draft.forget(f"model.{kind}")
     for fact, name in (
         ("precision.fp8", "fp8"),
         ("precision.fp8_recipe", "fp8_recipe"),
@@ -299,8 +301,6 @@ def _record(tree: Tree) -> None:
             "repeated_flags": {},
         }
     )
-    if not (megatron and tree.settings.has(f"{TRANSFORMER}.attention_dropout")):
-        tree.draft.forget("model.attention_dropout", "model.hidden_dropout")
 
 
 def _where(tree: Tree, switch: str, weight: str) -> Any:
