@@ -56,7 +56,14 @@ def test_a_character_is_a_token_and_text_comes_back() -> None:
         ids = tokenizer.encode(text + answer)
         assert len(ids) == len(text + answer)
         assert tokenizer.decode(ids) == text + answer
-    assert tokenizer.decode([*tokenizer.encode("19"), 1, 0]) == "19"
+    assert tokenizer.decode([*tokenizer.encode("19"), 1]) == "19"
+
+
+def test_a_special_token_that_did_not_end_the_response_is_not_dropped() -> None:
+    tokenizer = load_tokenizer(DIRECTORY)
+    one, nine = tokenizer.encode("19")
+    assert tokenizer.decode([one, 0, nine, 1]) == "1<pad>9"
+    assert tokenizer.decode([one, nine, 0]) == "19<pad>"
 
 
 def test_the_weights_are_small_float32_and_as_the_script_shapes_them(script: ModuleType) -> None:

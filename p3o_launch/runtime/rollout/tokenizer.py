@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from p3o_launch.errors import MissingExtraError, PreflightError
+from p3o_launch.runtime.rollout.stop_tokens import stop_token_ids
 
 
 class Tokenizer:
-    """Text to ids and back. Special tokens are never added behind the caller's back, and never shown in a text."""
+    """Text to ids and back. ``stop_ids``: the tokens that end a response. Nothing is added behind the caller's back."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, stop_ids: Sequence[int] = ()) -> None:
         self._backend = backend
+        self._stop_ids = frozenset(stop_ids)
 
     def encode(self, text: str, *, chat: bool = False) -> list[int]:
         """Token ids of ``text``; with ``chat``, of a conversation in which the user said it and the model is to answer.
@@ -33,8 +35,14 @@ class Tokenizer:
         return list(self._backend.encode(rendered, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` without special tokens."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+        """Text of a response, without the token that ended it.
+
+        Any other special token stays visible: dropping it would let a verifier reward what the policy did not say.
+        """
+        text_ids = list(ids)
+        if text_ids and text_ids[-1] in self._stop_ids:
+            text_ids.pop()
+        return str(self._backend.decode(text_ids, skip_special_tokens=False))
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -51,4 +59,4 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             f"the tokenizer in {directory} cannot be read: {first_line}",
             hint="the checkpoint directory must hold tokenizer.json and tokenizer_config.json",
         ) from error
-    return Tokenizer(backend)
+    return Tokenizer(backend, stop_token_ids(directory))
