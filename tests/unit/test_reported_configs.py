@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from importer_lists import MEGATRON, NEMO, RELAX, SLIME, codes, lint, without
 
 from p3o_launch.check import check_text
 from p3o_launch.diagnostics import LocatedFinding, Severity
+from p3o_launch.errors import PreflightError
+from p3o_launch.launch.arguments import resolved_data
+from p3o_launch.launch.record import INTERRUPTED, RunRecord
+from p3o_launch.launch.resume import find_resumption
+from p3o_launch.launch.rundir import claim_run_dir, create_run_dir
 
 DATA = Path(__file__).parent.parent / "data"
 REPORTS = {case["id"]: case for case in json.loads((DATA / "reported_configs.json").read_text("utf-8"))["cases"]}
@@ -207,8 +213,8 @@ CASES = {
 ELSEWHERE = {
     22: "the checkpoint's config.json, below",
     29: "disk space: preflight",
-    39: "a checkpoint to resume from: run --resume",
-    41: "a directory that holds another run: the run directory",
+    39: "a checkpoint to resume from, below",
+    41: "a directory that holds another run, below",
     42: "a dirty tree: the record of a run",
     43: "the attention backend and hook files: the record of a run",
     47: "the size of a working directory: preflight",
@@ -331,3 +337,26 @@ def test_siblings_of_the_rejected_reports_are_accepted() -> None:
         gpus=16,
     )
     assert codes(uneven, Severity.ERROR) == []
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed_from_the_beginning(tmp_path: Path) -> None:
+    """Report 39: the intent to resume is explicit, and without a checkpoint to go on from it stops."""
+    result = check_text(BASE, overrides=(f"logging.output_root={tmp_path}",))
+    assert result.preset is not None
+    directory = create_run_dir(tmp_path, result.preset.name, result.preset.seed.seed)
+    record = RunRecord.create(directory, {})
+    record.update(status=INTERRUPTED)
+    (directory / "resolved.yaml").write_text(yaml.safe_dump(resolved_data(result.preset)), "utf-8")
+    with pytest.raises(PreflightError, match="no complete checkpoint to resume from"):
+        find_resumption(result.preset, directory.name)
+
+
+def test_a_directory_that_holds_another_run_is_refused_and_one_with_logs_is_not(tmp_path: Path) -> None:
+    """Report 41."""
+    (tmp_path / "taken" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "logs_only" / "logs").mkdir(parents=True)
+    with pytest.raises(PreflightError, match="P3O701"):
+        claim_run_dir(tmp_path / "taken")
+    claim_run_dir(tmp_path / "logs_only")
+    with pytest.raises(PreflightError, match="P3O701"):
+        claim_run_dir(tmp_path / "logs_only")
