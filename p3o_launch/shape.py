@@ -179,9 +179,10 @@ def _wrong(error: Mapping[str, Any], path: Path, raw: str | None) -> ShapeFault:
     else:
         wanted = _WANTED.get(kind, "")
     name = ".".join(shown_key(key) for key in path)
-    got = "a value that is not shown" if len(path) > 2 and _SECRET.search(path[-1]) else _described(value, raw)
+    secret = len(path) > 2 and _SECRET.search(path[-1]) is not None
+    got = f"a {type(value).__name__} that is not shown" if secret else _described(value, raw)
     message = f"{name} must be {wanted}, but is {got}" if wanted else f"{name} is {got}: {error['msg'].lower()}"
-    return ShapeFault("P3O007", path, message, hint or _type_hint(kind, value, raw, context))
+    return ShapeFault("P3O007", path, message, hint or (None if secret else _type_hint(kind, value, raw, context)))
 
 
 def _described(value: Any, raw: str | None) -> str:
