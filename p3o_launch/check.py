@@ -200,6 +200,11 @@ def _located(rule: Rule, finding: Finding, flat: Flat) -> LocatedFinding:
 
     path = known_path(finding.path) or tuple(finding.path.split(".")) if finding.path else ()
     position = place(flat, path, finding.key)
+    if position.origin not in ("", "--set"):
+        # A relation between values that came along and one the user wrote: the user's is the one to look at.
+        others = [flat.values.get(known_path(dotted) or ()) for dotted in finding.related]
+        own = [other for other in others if other is not None and other.origin in ("", "--set")]
+        position = own[0] if own else position
     return LocatedFinding(position, rule.severity, rule.code, rule.name, finding.message, finding.hint, finding.path)
 
 
