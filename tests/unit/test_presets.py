@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +206,21 @@ def test_nearest_ignores_case_and_gives_up_when_nothing_is_close() -> None:
     assert nearest("Temp_1P2", names()) == "temp_1p2"
     assert nearest("zebra", names()) is None
     assert nearest("x" * 100, names()) is None
+
+
+def test_presets_work_by_name_from_an_installed_package(tmp_path: Path) -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert build["force-include"] == {"presets": "p3o_launch/_presets"}
+    skip = shutil.ignore_patterns("__pycache__", "runtime", "assets")
+    shutil.copytree(ROOT / "p3o_launch", tmp_path / "site/p3o_launch", ignore=skip)
+    shutil.copytree(ROOT / "presets", tmp_path / "site/p3o_launch/_presets")
+    done = subprocess.run(
+        [sys.executable, "-m", "p3o_launch", "validate", "temp_1p2", "grpo_on_policy", "--profile", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "2 files: no findings\n")
