@@ -24,22 +24,37 @@ def step_text(row: Row) -> str:
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in _COLUMNS if name in row)
 
 
+class _Figures:
+    """Remembers the reward of the rollout, which stands on the line of its first step, for the steps after it."""
+
+    def __init__(self) -> None:
+        self._reward: Row = {}
+
+    def text(self, row: Row) -> str:
+        name = "rollout/reward_mean"
+        if name in row:
+            self._reward = {name: row[name]}
+        return step_text(self._reward | row)
+
+
 class PlainProgress(Sink):
     """One line per step."""
 
     def __init__(self, total_steps: int, stream: IO[str] | None = None) -> None:
         self._total = total_steps
         self._stream = stream or sys.stderr
+        self._figures = _Figures()
 
     def say(self, text: str) -> None:
         """A line about what is being done."""
-        print(text, file=self._stream, flush=True)
+        self._stream.write(text + "\n")
+        self._stream.flush()
 
     def on_resume(self, state: LoopState) -> None:
         self.say(f"resumed after step {state.optimizer_step}")
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
-        self.say(f"step {step}/{self._total}  {step_text(row)}")
+        self.say(f"step {step}/{self._total}  {self._figures.text(row)}")
 
     def on_evaluation(self, step: int, rollout_id: int, row: Row) -> None:
         self.say(f"evaluation after step {step}: reward {row['eval/reward_mean']:.3f}")
@@ -49,22 +64,21 @@ class PlainProgress(Sink):
 
 
 class LiveProgress(Sink):
-    """A progress bar with the last step's figures; evaluations and checkpoints scroll by above it."""
+    """A bar and, below it, the last step's figures; evaluations scroll by above."""
 
-    def __init__(self, total_steps: int) -> None:
-        from rich.console import Console
+    def __init__(self, total_steps: int, console: Any = None) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
-        self._console = Console(stderr=True, highlight=False)
-        self._progress: Any = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=self._console,
-        )
-        self._task = self._progress.add_task("", total=total_steps)
+        self._console = console or Console(stderr=True, highlight=False)
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console, expand=True)
+        self._task = self._bar.add_task("", total=total_steps)
+        self._text = Text("")
+        self._figures = _Figures()
+        self._live = Live(Group(self._bar, self._text), console=self._console, refresh_per_second=4)
         self._started = False
 
     def say(self, text: str) -> None:
@@ -76,16 +90,17 @@ class LiveProgress(Sink):
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         if not self._started:
-            self._progress.start()
+            self._live.start()
             self._started = True
-        self._progress.update(self._task, completed=step, description=step_text(row))
+        self._bar.update(self._task, completed=step)
+        self._text.plain = self._figures.text(row)
 
     def on_evaluation(self, step: int, rollout_id: int, row: Row) -> None:
         self.say(f"evaluation after step {step}: reward {row['eval/reward_mean']:.3f}")
 
     def close(self) -> None:
         if self._started:
-            self._progress.stop()
+            self._live.stop()
             self._started = False
 
 

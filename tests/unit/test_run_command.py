@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from pathlib import Path
@@ -16,7 +17,7 @@ from p3o_launch.launch import preflight
 from p3o_launch.launch.environment import Gpu, working_tree
 from p3o_launch.launch.preflight import Request, machine_findings, require_packages
 from p3o_launch.launch.preset_run import PresetRun
-from p3o_launch.launch.progress import PlainProgress, step_text
+from p3o_launch.launch.progress import LiveProgress, PlainProgress, step_text
 from p3o_launch.launch.run_command import run_preset
 from p3o_launch.launch.runs_command import list_runs, show_run
 from p3o_launch.launch.summary import summarize
@@ -280,6 +281,28 @@ def test_plain_progress_shows_the_figures_a_step_has(capsys):
     PlainProgress(3).on_step(1, 0, {"train/loss": 0.5, "train/grad_norm": 1.0})
     assert capsys.readouterr().err == "step 1/3  loss +0.5000  grad_norm 1.000\n"
     assert step_text({}) == ""
+
+
+def test_a_step_without_a_reward_of_its_own_shows_its_rollouts(capsys):
+    progress = PlainProgress(2)
+    progress.on_step(1, 0, {"rollout/reward_mean": 0.25})
+    progress.on_step(2, 0, {"train/loss": 1.0})
+    assert capsys.readouterr().err.splitlines() == ["step 1/2  reward 0.250", "step 2/2  reward 0.250  loss +1.0000"]
+
+
+def test_the_live_display_fits_a_narrow_terminal_and_closes_twice():
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False)
+    progress = LiveProgress(3, console)
+    progress.say("starting [bold]")
+    progress.on_step(1, 0, {"rollout/reward_mean": 0.25, "train/loss": 1.0, "perf/tokens_per_s": 4310.0})
+    progress.on_evaluation(1, 1, {"eval/reward_mean": 0.5})
+    progress.close()
+    progress.close()
+    shown = console.file.getvalue()
+    for text in ("starting [bold]", "1/3", "reward 0.250  loss +1.0000  tok/s 4,310", "evaluation after step 1"):
+        assert text in shown
 
 
 def test_the_working_tree_is_recorded_with_its_changes(tmp_path):
