@@ -158,6 +158,24 @@ def test_another_layout_loads_the_checkpoint(hf_dir: Path, tmp_path: Path) -> No
         assert losses == pytest.approx(wanted, rel=1e-9)
 
 
+def _engine_state_travels(trainer: Trainer, target: Path, parts: tuple[Any, ...]) -> None:
+    """A second set of weights under names of its own, and plain data beside it, come back as they were."""
+    from p3o_launch.runtime.mcore import checkpoint, snapshot
+
+    state = {"snapshot_id": 4, **snapshot.sharded_state(trainer.chunks, trainer.groups)}
+    weight = trainer.chunks[0].module.embedding.word_embeddings.weight
+    kept = weight.detach().clone()
+    checkpoint.save(target, *parts, {}, engine_state=state)
+    trainer.steps(1)
+    assert not torch.equal(weight, kept)
+    template = {"snapshot_id": -1, **snapshot.sharded_state(trainer.chunks, trainer.groups)}
+    _, found = checkpoint.load(target, *parts, engine_state=template)
+    assert found["snapshot_id"] == 4
+    assert torch.equal(found["chunk_0"][f"{snapshot.STATE_PREFIX}embedding.word_embeddings.weight"], kept)
+    with pytest.raises(CheckpointError, match="no rollout snapshot"):
+        checkpoint.load(target.with_name("first"), *parts, engine_state=template)
+
+
 def _edge_cases(env: RankEnv, hf_dir: Path, root: Path) -> dict[str, str]:
     from p3o_launch.runtime.mcore import checkpoint
 
@@ -172,6 +190,7 @@ def _edge_cases(env: RankEnv, hf_dir: Path, root: Path) -> dict[str, str]:
     checkpoint.save(root / "first", *parts, {"step": 1})
     assert checkpoint.load(root / "first", *parts)[0] == {"step": 1}
     assert not list(root.glob(".*"))
+    _engine_state_travels(trainer, root / "snapshot", parts)
     (root / "blocked").write_text("a file where a directory should be")
     for name, action in {
         "blocked": lambda: checkpoint.save(root / "blocked" / "x", *parts, {}),
@@ -180,13 +199,9 @@ def _edge_cases(env: RankEnv, hf_dir: Path, root: Path) -> dict[str, str]:
         with pytest.raises(CheckpointError) as error:
             action()
         messages[name] = error.value.message
-    assert not (root / "blocked" / "x").exists() if (root / "blocked").is_dir() else True
     trainer.groups.destroy()
 
-    other = start(env, Layout(), tiny_model(), hf_dir)
-    wide = tiny_model(ffn_hidden_size=128)
-    other.groups.destroy()
-    other = _random_start(env, wide)
+    other = _random_start(env, tiny_model(ffn_hidden_size=128))
     with pytest.raises(CheckpointError) as error:
         checkpoint.load(root / "first", other.chunks, other.optimizer, other.scheduler, other.groups)
     messages["other model"] = error.value.message
