@@ -59,6 +59,16 @@ def dispatch() -> NoReturn:
 def guarded(command: Callable[[], Any]) -> int:
     """The one error boundary: runs ``command`` and turns whatever it raises into an exit code."""
     try:
+        code = _exit_code(command)
+        sys.stdout.flush()  # a reader that has gone away shows here, not in the interpreter's last breath
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes stdout once more at exit
+        return EXIT_FINDINGS
+    return code
+
+
+def _exit_code(command: Callable[[], Any]) -> int:
+    try:
         command()
     except P3OLaunchError as error:
         sys.stderr.write(f"error: {error.message}\n" + (f"    hint: {error.hint}\n" if error.hint else ""))
@@ -69,8 +79,7 @@ def guarded(command: Callable[[], Any]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_FINDINGS
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes stdout once more at exit
-        return EXIT_FINDINGS
+        raise
     except Exception:
         import traceback
 

@@ -105,10 +105,11 @@ class _Loader:
                 self.fail("P3O001", here, "the file does not exist", _file_hint(path))
         except OSError as error:
             message = f"the file cannot be read: {error.strerror or error}"
+            hint = "name the files in it" if isinstance(error, IsADirectoryError) else None
             if asked and not os.path.exists(path):
                 self.fail("P3O008", asked, message)
             else:
-                self.fail("P3O001", here, message)
+                self.fail("P3O001", here, message, hint)
         except Oversized:
             self.fail("P3O004", here, f"the file is larger than {MAX_BYTES:,} bytes", "no preset needs that much")
         except NotText as error:

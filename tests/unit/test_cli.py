@@ -69,7 +69,7 @@ def test_json_goes_to_stdout_alone() -> None:
     [
         (["validate"], "Missing argument"),
         (["validate", "temp_1p3"], "did you mean temp_1p2?"),
-        (["validate", "base.yaml", "--format", "xml"], "use text or json"),
+        (["validate", "base.yaml", "--format", "xml"], "use text or "),
         (["validate", "base.yaml", "--set", "nothing"], "path=value"),
         (["validate", "base.yaml", "--set"], "requires an argument"),
         (["validate", "base.yaml", "--no-such-option"], "No such option"),
@@ -304,6 +304,18 @@ def test_the_boundary_turns_errors_into_exit_codes(
 ) -> None:
     assert boundary(error) == code
     assert capsys.readouterr().err == said
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m p3o_launch schema | head -n 1"],
+        cwd=DATA,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("{\n", "")
 
 
 def test_a_bug_ends_with_3_and_leaves_its_traceback_in_a_file(
