@@ -117,8 +117,9 @@ def place_of(result: CheckResult, path: str) -> Position:
 
 
 def load_inputs(preset: Preset) -> Inputs:
-    """Tokenizer, prompts and verifier. Raises DataError for a record that cannot be used."""
+    """Tokenizer, prompts and verifier. Raises PreflightError, for a record that cannot be used DataError."""
     from p3o_launch.assets import resolve_checkpoint
+    from p3o_launch.runtime.mcore.hf_config import check_hf_config
     from p3o_launch.runtime.rollout.prompts import load_prompts
     from p3o_launch.runtime.rollout.rewards import require_verifier, score
     from p3o_launch.runtime.rollout.tokenizer import load_tokenizer
@@ -128,7 +129,9 @@ def load_inputs(preset: Preset) -> Inputs:
             f"this version runs rollout.engine: megatron, not {preset.rollout.engine}",
             hint="--set rollout.engine=megatron",
         )
-    tokenizer = load_tokenizer(resolve_checkpoint(preset.model.hf_checkpoint))
+    checkpoint = resolve_checkpoint(preset.model.hf_checkpoint)
+    check_hf_config(preset.model, checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     prompts = load_prompts(preset, tokenizer, split="train")
     wanted = preset.evaluation.interval is not None
     evaluation = load_prompts(preset, tokenizer, split="eval") if wanted else None
