@@ -57,7 +57,8 @@ ODD = st.one_of(
 
 def generator() -> Any:
     spec = importlib.util.spec_from_file_location("generate_fields", ROOT / "scripts/generate_fields.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
