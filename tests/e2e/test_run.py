@@ -179,3 +179,28 @@ def test_a_checkpoint_whose_shape_differs_stops_the_run_with_one_clear_error(tmp
     assert "num_layers" in shown
     assert "Traceback" not in shown
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["periodic_sync_3", "quantized_rollout"])
+def test_a_resumed_run_keeps_a_rollout_policy_that_is_not_the_trainers(preset, tmp_path):
+    """The checkpoint lies between two refreshes, or the rollout weights are rounded: the snapshot must come back."""
+    settings = ("batch.num_rollout=4", "checkpoint.save_interval=2")
+    directory = run(tmp_path, preset, *settings)
+    expected = figures(directory)
+    shutil.rmtree(directory / "checkpoints" / "rollout_000004")
+    record = RunRecord.load(directory)
+    record.update(status="failed")
+    done = launch(tmp_path, *command(tmp_path, preset, *settings), "--resume", directory.name)
+    assert done.returncode == 0, done.stderr
+    assert "resumed after step 4" in done.stderr
+    assert figures(directory) == expected
+
+
+@pytest.mark.slow
+def test_two_runs_at_the_same_time_do_not_meet(tmp_path):
+    words = command(tmp_path, "on_policy", "batch.num_rollout=1")
+    both = [subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=280) for process in both] == [0, 0]
+    first, second = (path.parent for path in tmp_path.glob("runs/*/seed_*/*/run.json"))
+    assert figures(first) == figures(second)
