@@ -168,7 +168,8 @@ class PresetRun:
             stop.on_force(lambda: None)
         finish(record, status.SUCCEEDED, EXIT_OK)
         self._after(record)
-        for line in summarize(plan.run_dir, time.monotonic() - started).lines():
+        result = summarize(plan.run_dir, time.monotonic() - started)
+        for line in [*result.curves(), *result.lines()]:
             progress.say(line)
         progress.say(f"results {plan.run_dir}")
         return EXIT_OK

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from p3o_launch.runtime.metrics import read_jsonl
 
 WINDOW = 5
+CURVE_WIDTH = 40
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of one run. ``None`` where the run has none. ``window``: rollouts the two reward means are taken over."""
+    """Figures of one run. ``None`` where the run has none. ``window``: rollouts the two reward means are taken over.
+
+    ``rewards``: per rollout; ``ess``: per optimizer step.
+    """
 
     steps: int
     reward_first: float | None
@@ -23,6 +29,8 @@ class Summary:
     ess_min: float | None
     ess_max: float | None
     seconds: float
+    rewards: tuple[float, ...] = ()
+    ess: tuple[float, ...] = ()
 
     def lines(self) -> list[str]:
         """For people."""
@@ -35,6 +43,11 @@ class Summary:
         if self.ess_min is not None and self.ess_max is not None:
             shown.append(f"ess {self.ess_min:.4f} .. {self.ess_max:.4f}")
         return shown
+
+    def curves(self) -> list[str]:
+        """Reward and ESS over the run as one line of blocks each, from the lowest value seen to the highest."""
+        named = (("reward", self.rewards), ("ess", self.ess))
+        return [f"{name:<6}  {curve(values)}" for name, values in named if len(values) > 1]
 
 
 def summarize(run_dir: Path, seconds: float) -> Summary:
@@ -51,7 +64,19 @@ def summarize(run_dir: Path, seconds: float) -> Summary:
         ess_min=min(ess, default=None),
         ess_max=max(ess, default=None),
         seconds=seconds,
+        rewards=tuple(rewards),
+        ess=tuple(ess),
     )
+
+
+def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
+    """``values`` as at most ``width`` blocks, each the mean of its share; the lowest block is the lowest mean."""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    levels = [round((mean - low) / span * (len(_BLOCKS) - 1)) if span > 0 else 0 for mean in means]
+    return "".join(_BLOCKS[level] for level in levels)
 
 
 def _numbers(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
