@@ -49,8 +49,9 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to ``device``."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return MicroBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved |= {name: value.to(device) for name, value in moved.items() if isinstance(value, Tensor)}
+        return MicroBatch(**moved)
 
 
 @dataclass(frozen=True)
