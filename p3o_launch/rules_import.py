@@ -161,6 +161,16 @@ IMPORT_RULES: dict[str, Rule] = {
             ignorable=False,
         ),
         _rule(
+            "P3O029",
+            "arguments-from-elsewhere",
+            Severity.WARNING,
+            "The command passes on a list that the text does not set: it comes from a sourced file or the environment."
+            " Any flag may be in it, so nothing is concluded from a flag that is absent.",
+            "Lint the argument list the script ends up with.",
+            "design rule of p3o-launch",
+            "lists and variables that are set in the text",
+        ),
+        _rule(
             "P3O028",
             "micro-batch-count-out-of-step",
             Severity.WARNING,

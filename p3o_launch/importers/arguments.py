@@ -14,13 +14,12 @@ from typing import Any
 
 from p3o_launch.diagnostics import LocatedFinding, Position
 from p3o_launch.importers.flags import Flag, FlagTable
+from p3o_launch.importers.script import entry_of, training_command
 from p3o_launch.importers.words import Word, Words, shorten
 from p3o_launch.presets import nearest
 from p3o_launch.rules_import import import_finding
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_LAUNCHER_SWITCHES = ("--", "--standalone", "--no-wait")
 _MAX_HINTS = 12
 _FALSE = ("false", "0", "no", "off", "none")
 # Estimators that exist on other branches of a framework than the one in the tables.
@@ -44,7 +43,9 @@ class Use:
 
 @dataclass(slots=True)
 class Arguments:
-    """A parsed argument list. ``env``: variables set before the command. ``gpus``: what the launcher was given."""
+    """A parsed argument list. ``env``: variables set before the command. ``nodes``, ``gpus_per_node``: what the
+    launcher was given. ``partial``: which arguments come from elsewhere too (``"model"``, ``"all"``), so that an absent
+    one may be given after all."""
 
     table: FlagTable
     file: str
@@ -54,6 +55,7 @@ class Arguments:
     env: dict[str, tuple[str, Position]] = field(default_factory=dict)
     nodes: int | None = None
     gpus_per_node: int | None = None
+    partial: str = ""
     findings: list[LocatedFinding] = field(default_factory=list)
 
     def use(self, dest: str) -> Use | None:
@@ -86,7 +88,9 @@ class Arguments:
 
 def parse(words: Words, table: FlagTable, file: str, strict_flags: bool) -> Arguments:
     """Parse a list. ``strict_flags``: the framework stops at an unknown flag instead of dropping it."""
-    parser = _Parser(Arguments(table, file, findings=list(words.findings)), words.words, strict_flags)
+    command = training_command(words, file)
+    arguments = Arguments(table, file, partial=command.partial, findings=list(command.findings))
+    parser = _Parser(arguments, command.words, strict_flags)
     parser.run()
     return parser.arguments
 
@@ -124,7 +128,7 @@ class _Parser:
 
     def launcher(self) -> int:
         """Skip the command in front of the flags; read the environment and the GPUs it names."""
-        entry = next((index for index in range(len(self.words)) if self.is_entry(index)), None)
+        entry = entry_of(self.words)
         if entry is None:
             head = 0
             while head < len(self.words) and not is_flag(self.words[head].text) and self.words[head].line == 1:
@@ -135,14 +139,6 @@ class _Parser:
             return head if shell else 0
         self.environment(self.words[: entry + 1])
         return entry + 1
-
-    def is_entry(self, index: int) -> bool:
-        text = self.words[index].text
-        before = self.words[index - 1].text if index else ""
-        if before == "-m":
-            return text not in _LAUNCHER_MODULES
-        takes_value = before.startswith("--") and "=" not in before and before not in _LAUNCHER_SWITCHES
-        return text.endswith(".py") and not takes_value
 
     def environment(self, words: list[Word]) -> None:
         for index, word in enumerate(words):
@@ -166,6 +162,8 @@ class _Parser:
             variables = json.loads(text).get("env_vars", {})
             pairs = {str(name): str(value) for name, value in variables.items()}
         except (ValueError, AttributeError, RecursionError):
+            if "$" in text:
+                return  # made by a shell: not known here
             self.report("P3O018", position, "the JSON of the runtime environment is broken", "submit it from a file")
             return
         for name, value in pairs.items():
@@ -225,13 +223,15 @@ class _Parser:
         self.report("P3O014", self.at(word), f"there is no flag {shorten(name)}: {fate}", hint)
 
     def stray(self, word: Word) -> None:
+        if word.variable:
+            return  # a shell puts words here, or none
         before = self.words[self.index - 2] if self.index > 1 else None
         known = self.arguments.table.find(before.text) if before else None
         hint = None
         if known is not None and known.is_switch:
             hint = self.switch_hint(known, word.text)
-        elif word.text in ("(", ")") or word.text.endswith("("):
-            hint = "expand the script first: lint reads an argument list, not a script"
+        elif word.text in ("(", ")"):
+            hint = "quote the parentheses"
         self.report("P3O017", self.at(word), f"{shorten(word.text)!r} belongs to no flag", hint)
 
     def convert(self, known: Flag, name: str, values: list[Word], place: Position) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 from p3o_launch.diagnostics import Finding, LocatedFinding
@@ -86,6 +87,20 @@ _AND_SET = re.compile(r"\b(and|or) ([a-z_]+\.[a-z_0-9.]+): ?([^\s,;()]+)")
 _PATH = re.compile(r"\b(?:" + "|".join(Preset.model_fields) + r")\.[a-z_0-9]+(?:\.[\w]+)*")
 
 
+_FIELD = re.compile(r"(?<![\w.-])[a-z]+(?:_[a-z0-9]+)+(?![\w.=-])")
+
+
+@cache
+def _fields() -> dict[str, str]:
+    """Names of settings that one group alone has -> their path: rules name a neighbour without its group."""
+    paths: dict[str, list[str]] = {}
+    for group, info in Preset.model_fields.items():
+        kind = info.annotation
+        for name in kind.model_fields if isinstance(kind, type) and issubclass(kind, Group) else ():
+            paths.setdefault(name, []).append(f"{group}.{name}")
+    return {name: found[0] for name, found in paths.items() if len(found) == 1}
+
+
 class Words:
     """Preset paths -> the names by which the user sets them."""
 
@@ -98,7 +113,8 @@ class Words:
 
     def sentence(self, text: str) -> str:
         """Every path in a text, renamed."""
-        return _PATH.sub(lambda match: self.name(match[0]), text)
+        text = _PATH.sub(lambda match: self.name(match[0]), text)
+        return _FIELD.sub(lambda match: self.name(_fields().get(match[0], match[0])), text)
 
     def remedy(self, text: str) -> str:
         """A hint, with ``set PATH: VALUE`` in the way the user writes a setting."""

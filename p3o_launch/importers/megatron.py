@@ -107,7 +107,9 @@ class Reader:
         """Record ``value``, which ``dest`` decides. Without ``always`` only where the flag is written."""
         use = self.arguments.use(dest)
         name = use.flag if use else self.arguments.table.flag_of(dest)
-        if self.arguments.hidden(dest):
+        partial = self.arguments.partial
+        elsewhere = use is None and (partial == "all" or (partial == "model" and path.startswith("model.")))
+        if self.arguments.hidden(dest) or elsewhere:
             self.draft.names[path] = name
             self.draft.forget(path)
             return

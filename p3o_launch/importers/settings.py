@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from p3o_launch.diagnostics import LocatedFinding, Position
+from p3o_launch.importers.script import entry_of, training_command
 from p3o_launch.importers.source import read_source
 from p3o_launch.importers.words import Word, shorten, split
 from p3o_launch.loading import merge
@@ -246,9 +247,10 @@ def load_tree(
     loader = _Loader(framework, file)
     words: list[Word] = []
     if framework == "verl" and _is_override_list(text):
-        found = split(text, file)
-        loader.findings += found.findings
-        words = _after_entry(found.words)
+        command = training_command(split(text, file), file)
+        loader.findings += command.findings
+        entry = entry_of(command.words)
+        words = command.words if entry is None else command.words[entry + 1 :]
         root = _launch_base(loader, words)
     else:
         root = loader.text(text, file, ())
@@ -282,21 +284,17 @@ def _is_override_list(text: str) -> bool:
     """A launch list rather than YAML: its first word is an override, a flag or a command."""
     for line in text.split("\n"):
         first = line.strip()
+        if first.startswith("#!"):
+            return True
         if not first or first.startswith("#"):
             continue
         return bool(
-            re.match(r"(?:--?[a-z]|[+~]{0,2}[\w.@/-]+=|(?:\w+=\S*\s+)*(?:python[\d.]*|ray|torchrun|uv)\s)", first)
+            re.match(
+                r"(?:--?[a-z]|[+~]{0,2}[\w.@/-]+=|(?:\w+=\S*\s+)*(?:python[\d.]*|ray|torchrun|uv|set|export|source|cd)\s|\w+=\()",
+                first,
+            )
         )
     return False
-
-
-def _after_entry(words: list[Word]) -> list[Word]:
-    for index, word in enumerate(words[:-1]):
-        if word.text == "-m":
-            return words[index + 2 :]
-        if word.text.endswith(".py"):
-            return words[index + 1 :]
-    return words[1:] if words and words[-1].text.endswith(".py") else words
 
 
 def _launch_base(loader: _Loader, words: list[Word]) -> Node | None:
@@ -323,7 +321,7 @@ _OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_][\w.@/-]*)(?:(=)(.*))?", re.DOTALL
 
 def _override(loader: _Loader, root: Node, word: Word, position: Position) -> Node:
     """One Hydra override laid over the tree."""
-    if word.text.startswith("-"):
+    if word.text.startswith("-") or (word.variable and "=" not in word.text):
         return root
     match = _OVERRIDE.fullmatch(word.text)
     if match is None or (match[3] is None and "~" not in match[1]):

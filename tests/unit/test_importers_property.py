@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from importer_lists import CLEAN
+from test_importers_script import SCRIPT
 
 from p3o_launch.importers import Request, lint_text, summary
 from p3o_launch.importers.flags import table
@@ -84,6 +85,7 @@ ODD = [
         "a\rb",
         "*x",
     ),
+    *("A=(", ")", "(", "${A[@]}", "${B[@]}", "A+=(", "$(", "<<EOF", "EOF", "&&", "2>&1", "x.py", "-m", "A=$A$A", "#!"),
 ]
 VALUES = st.one_of(
     st.sampled_from(ODD),
@@ -143,6 +145,12 @@ def mutated(draw: st.DrawFn, texts: list[tuple[str, list[str]]], words: st.Searc
 @RELAXED
 @given(mutated(LISTS, WORDS))
 def test_mutated_argument_lists(case: tuple[str, str]) -> None:
+    examine(*case)
+
+
+@RELAXED
+@given(mutated([("slime", SCRIPT.split("\n")), ("verl", SCRIPT.split("\n"))], WORDS))
+def test_mutated_scripts(case: tuple[str, str]) -> None:
     examine(*case)
 
 

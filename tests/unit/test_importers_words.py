@@ -41,10 +41,10 @@ def test_shell_lines_give_the_same_words(text: str) -> None:
 
 def test_words_know_their_line_and_column() -> None:
     assert split("--lr 1e-6 \\\n  --seed '4 2'", "f").words == [
-        Word("--lr", 1, 1),
+        Word("--lr", 1, 1, starts=True),
         Word("1e-6", 1, 6),
         Word("--seed", 2, 3),
-        Word("4 2", 2, 10),
+        Word("4 2", 2, 10, quoted=True),
     ]
     assert split("--lr\n  1e-6\n", "f").words == [Word("--lr", 1, 1), Word("1e-6", 2, 3)]
 
