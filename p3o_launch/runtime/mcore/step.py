@@ -1,4 +1,4 @@
-"""The two-pass ESS step on Megatron: statistics pass, one all-reduce, frozen cap, training pass (design: docs/design.md).
+"""The two-pass ESS step on Megatron: statistics pass, one all-reduce, frozen cap, training pass (docs/design.md).
 
 Equations of arXiv:2605.12380 are in ``runtime/objective``; this file is the order in which they are applied to one
 optimizer step that is cut over micro-batches and over DP x CP x TP x PP ranks. What it deliberately is not: it knows no
@@ -123,7 +123,7 @@ class PolicyStep:
         seconds["optimizer_s"] = time.perf_counter() - started
         return StepOutcome(context, self._means(sums, context), float(grad_norm), seconds)
 
-    # --- pass 1: S1, S2, N of the whole optimizer step (Eq. 7 over the step's tokens) --------------------------------
+    # --- pass 1: S1, S2, N and the ESS of the whole optimizer step (Eq. 11) ---
 
     def frozen_context(self, windows: Sequence[ReplayWindow[MicroBatch]], step: int) -> StepContext:
         """Statistics pass, one all-reduce over DP x CP, one broadcast over PP, one host check on every rank."""
@@ -151,7 +151,7 @@ class PolicyStep:
         self._forward_backward(windows, accumulate, forward_only=True)
         return moments
 
-    # --- pass 2: the loss of every micro-batch under the one frozen cap (Eq. 11 and 12) --------------------------------
+    # --- pass 2: the loss of every micro-batch under the one frozen cap (Eq. 12) ---
 
     def train_pass(self, windows: Sequence[ReplayWindow[MicroBatch]], step: int) -> dict[str, float]:
         """Forward and backward of the whole step; gradients end up divided by the step's global token count N."""
@@ -245,7 +245,7 @@ class PolicyStep:
         for name, value in terms.items():
             sums[SUMS.index(name)] += value.detach().sum(dtype=torch.float64)
 
-    # --- plumbing ------------------------------------------------------------------------------------------------------
+    # --- plumbing ---
 
     def _forward_backward(
         self,
@@ -261,7 +261,7 @@ class PolicyStep:
         ) -> tuple[Tensor, LossFunc]:
             if return_schedule_plan:
                 raise RunError(
-                    "the schedule asks for a schedule plan (combined 1F1B), which runs another forward than the statistics pass",
+                    "the schedule asks for a schedule plan (combined 1F1B): another forward than the statistics pass's",
                     hint="set parallel.overlap_moe_expert_parallel_comm: false",
                 )
             inputs = forward_inputs(next(window), self.groups.cp)
