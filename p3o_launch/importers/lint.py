@@ -9,13 +9,13 @@ from p3o_launch.check import CheckResult
 from p3o_launch.diagnostics import LocatedFinding, Position, Severity
 from p3o_launch.errors import UsageError
 from p3o_launch.importers.arguments import parse
+from p3o_launch.importers.custom_config import custom_config
 from p3o_launch.importers.facts import Draft, Facts
 from p3o_launch.importers.flags import table
 from p3o_launch.importers.from_yaml import draft_from_yaml
 from p3o_launch.importers.judge import judge, switched
 from p3o_launch.importers.megatron import Reader, environment, megatron_rl
 from p3o_launch.importers.notes import notes
-from p3o_launch.importers.overrides import custom_config
 from p3o_launch.importers.record import argument_record
 from p3o_launch.importers.slime import slime_facts
 from p3o_launch.importers.source import read_source

@@ -17,19 +17,18 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from p3o_launch.diagnostics import LocatedFinding, Position
+from p3o_launch.importers.hydra import override, repeats
+from p3o_launch.importers.numbers import number
 from p3o_launch.importers.script import entry_of, training_command
 from p3o_launch.importers.source import read_source
 from p3o_launch.importers.words import Word, shorten, split
 from p3o_launch.loading import merge
 from p3o_launch.nodes import Entry, Node, parse, scalar
-from p3o_launch.presets import nearest
 from p3o_launch.rules_file import file_finding
-from p3o_launch.rules_import import import_finding
 
 MAX_FILES = 32
 MAX_HOPS = 16
 DEFAULT_ORIGIN = "default"
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"\$\{([^${}]*)\}")
 _INNER = re.compile(r"\$\{([^${}]*)\}")
 _COMPLETE = {"actor_rollout_ref", "algorithm", "data", "trainer"}
@@ -78,7 +77,7 @@ class Settings:
         value = node.value
         if isinstance(value, str) and "${" in value:
             return self._follow(value, path, hops)
-        return _number(value)
+        return number(value)
 
     def _follow(self, text: str, path: str, hops: int) -> Any:
         """The value of a text with interpolations."""
@@ -87,7 +86,7 @@ class Settings:
                 return self._resolve(match[1], path, hops)
             match = _INNER.search(text)
             if match is None:
-                return _number(scalar(text)) if len(text) < 64 else text
+                return number(scalar(text)) if len(text) < 64 else text
             value = self._resolve(match[1], path, hops)
             if value is UNKNOWN or isinstance(value, (dict, list)):
                 return UNKNOWN
@@ -106,7 +105,7 @@ class Settings:
             return self._at(name, path, hops, UNKNOWN)
         operands = [part.strip() for part in rest.split(",", 1)]
         if name == "oc.select":
-            fallback = _number(scalar(operands[1].strip("'\""))) if len(operands) > 1 and operands[1] else None
+            fallback = number(scalar(operands[1].strip("'\""))) if len(operands) > 1 and operands[1] else None
             return self._at(operands[0], path, hops, fallback)
         if name in ("mul", "add", "sub") and len(operands) == 2:
             sides = [_operand(part) for part in operands]
@@ -129,16 +128,9 @@ class Settings:
 
 def _operand(text: str) -> Any:
     """A number that sums and products can hold, or None."""
-    value = _number(scalar(text)) if text else None
+    value = number(scalar(text)) if text else None
     usable = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
     return value if usable else None
-
-
-def _number(value: Any) -> Any:
-    """OmegaConf reads ``1e-6`` as a number, where YAML 1.1 sees text."""
-    if isinstance(value, str) and len(value) <= 64 and _NUMBER.fullmatch(value):
-        return float(value) if any(sign in value for sign in ".eE") else int(value)
-    return value
 
 
 @cache
@@ -260,24 +252,10 @@ def load_tree(
     placed += [
         (Word(entry, line, 1), Position("<overrides>", line, 1)) for line, entry in enumerate(overrides, start=1)
     ]
-    _repeats(loader, placed)
+    repeats(loader.findings, placed)
     for word, position in placed:
-        root = _override(loader, root, word, position)
+        root = override(loader.findings, root, word, position, known=framework == "verl")
     return Settings(root, file, loader.findings), loader.findings
-
-
-def _repeats(loader: _Loader, placed: list[tuple[Word, Position]]) -> None:
-    """An override given twice with two values: the first has no effect."""
-    last: dict[str, tuple[str, Position]] = {}
-    for word, position in reversed(placed):
-        match = _OVERRIDE.fullmatch(word.text)
-        if match is None or match[3] is None:
-            continue
-        value, later = last.setdefault(match[2], (match[4], position))
-        if later is not position and value != match[4]:
-            where = f"line {later.line} sets" if later.file == position.file else "a later override sets"
-            message = f"{shorten(word.text)} has no effect: {where} {shorten(value)!r}"
-            loader.findings.append(import_finding("P3O011", position, message, "remove it"))
 
 
 def _is_override_list(text: str) -> bool:
@@ -314,74 +292,3 @@ def _launch_base(loader: _Loader, words: list[Word]) -> Node | None:
     inside = os.path.join(directory, name) if directory and not os.path.isabs(name) else name
     found = loader.parent(inside or name, place, loader.file, (os.path.realpath(loader.file),))
     return found if found is not None else loader.trainer("ppo_trainer")
-
-
-_OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_][\w.@/-]*)(?:(=)(.*))?", re.DOTALL)
-
-
-def _override(loader: _Loader, root: Node, word: Word, position: Position) -> Node:
-    """One Hydra override laid over the tree."""
-    if word.text.startswith("-") or (word.variable and "=" not in word.text):
-        return root
-    match = _OVERRIDE.fullmatch(word.text)
-    if match is None or (match[3] is None and "~" not in match[1]):
-        message = f"{shorten(word.text)!r} is not an override of the form key=value"
-        loader.findings.append(import_finding("P3O017", position, message, "quote values that hold spaces"))
-        return root
-    keys = match[2].split(".")[:32]
-    if not match[1] and loader.framework == "verl":
-        _known_key(loader, root, keys, position)
-    if "~" in match[1]:
-        return _without(root, keys)
-    place = Position(position.file, position.line, position.column + word.text.index("=") + 1)
-    value = Node(place, _override_value(match[4], word.variable))
-    for key in reversed(keys):
-        value = Node(value.position, {key: Entry(position, value)})
-    return merge(root, value)
-
-
-# Groups that the packaged trainers leave out, or that hold whatever an engine takes.
-_FREE = {"profiler", "trace", "prometheus", "agent", "multi_turn", "checkpoint_engine", "ref", "engine_kwargs"}
-
-
-def _known_key(loader: _Loader, root: Node, keys: list[str], position: Position) -> None:
-    """Hydra stops at a key that is not there, unless it is added with ``+``."""
-    node = root
-    for depth, key in enumerate(keys):
-        entries = node.value
-        if key in _FREE or not isinstance(entries, dict) or not entries:
-            return
-        if key not in entries:
-            if depth == 0:
-                return
-            close = nearest(key, list(entries))
-            path = ".".join(keys)
-            hint = f"did you mean {'.'.join([*keys[:depth], close])}?" if close else f"write +{shorten(path)} to add it"
-            message = f"there is no setting {shorten(path)}: Hydra stops at it"
-            loader.findings.append(import_finding("P3O014", position, message, hint))
-            return
-        node = entries[key].node
-
-
-def _override_value(text: str, variable: bool) -> Any:
-    if variable and "${" not in text:
-        return "${" + "shell}"  # a shell variable: not known here
-    plain = text.strip()
-    if len(plain) > 1 and plain[0] == plain[-1] and plain[0] in "'\"":
-        return plain[1:-1]
-    lowered = plain.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    return _number(scalar(plain)) if len(plain) < 64 else plain
-
-
-def _without(root: Node, keys: list[str]) -> Node:
-    if not isinstance(root.value, dict) or keys[0] not in root.value:
-        return root
-    entries = dict(root.value)
-    if len(keys) == 1:
-        del entries[keys[0]]
-    else:
-        entry = entries[keys[0]]
-        entries[keys[0]] = Entry(entry.key, _without(entry.node, keys[1:]))
-    return Node(root.position, entries)
