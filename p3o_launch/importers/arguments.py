@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p3o_launch.diagnostics import LocatedFinding, Position
-from p3o_launch.importers.flags import Flag, FlagTable
+from p3o_launch.importers.flags import RELATED, Flag, FlagTable, table
 from p3o_launch.importers.script import entry_of, training_command
 from p3o_launch.importers.words import Word, Words, shorten
 from p3o_launch.presets import nearest
@@ -86,10 +86,10 @@ class Arguments:
         return {flag: raws for flag, raws in by_flag.items() if len(raws) > 1}
 
 
-def parse(words: Words, table: FlagTable, file: str, strict_flags: bool) -> Arguments:
+def parse(words: Words, flags: FlagTable, file: str, strict_flags: bool) -> Arguments:
     """Parse a list. ``strict_flags``: the framework stops at an unknown flag instead of dropping it."""
     command = training_command(words, file)
-    arguments = Arguments(table, file, partial=command.partial, findings=list(command.findings))
+    arguments = Arguments(flags, file, partial=command.partial, findings=list(command.findings))
     parser = _Parser(arguments, command.words, strict_flags)
     parser.run()
     return parser.arguments
@@ -219,6 +219,8 @@ class _Parser:
         if len(self.arguments.unknown) <= _MAX_HINTS:
             close = self.arguments.table.nearest(name)
             hint = f"did you mean {close}?" if close else "remove it, or check the version you run"
+            relative = next((other for other in RELATED if name in table(other).flags), None)
+            hint = f"{relative} has it; check the version you run" if relative else hint
         fate = "the program stops at it" if self.strict else "it is dropped without a word"
         self.report("P3O014", self.at(word), f"there is no flag {shorten(name)}: {fate}", hint)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from p3o_launch.presets import nearest
 
+# Forks of each other: a flag that one lacks may be another's.
+RELATED = ("slime", "relax")
 _CHAINS = {"megatron": ("megatron",), "slime": ("slime", "megatron"), "relax": ("relax", "megatron")}
 
 

@@ -64,6 +64,9 @@ def nemo_facts(tree: Tree) -> None:
     saves = tree.on("checkpointing.enabled")
     interval = tree.get("checkpointing.save_period") if saves else None
     tree.put("checkpoint.save_interval", whole(interval), f"checkpointing.{'save_period' if saves else 'enabled'}")
+    draft.names["checkpoint.save_interval"] = "checkpointing.save_period"
+    if not saves:
+        draft.remedies["checkpoint.save_interval"] = "set checkpointing.enabled: true"
     _objective(tree)
     _backend(tree)
     _batch(tree)

@@ -104,6 +104,11 @@ def test_an_unknown_flag_gets_the_nearest_name_and_swallows_its_value(wrong: str
     assert found.get("seed") == 3
 
 
+def test_a_flag_of_the_other_fork_is_named_as_such() -> None:
+    assert read("--use-gated-attention", "relax").findings[0].hint == "slime has it; check the version you run"
+    assert read("--fully-async", "slime").findings[0].hint == "relax has it; check the version you run"
+
+
 def test_the_message_says_what_the_framework_does_with_an_unknown_flag() -> None:
     assert "dropped without a word" in read("--colour red").findings[0].message
     assert "the program stops" in read("--colour red", "megatron").findings[0].message
