@@ -1,6 +1,6 @@
 """A real run whose ranks only wait: real signals, record, cluster and actors, no model. Run as a program.
 
-Usage: slow_run.py DIRECTORY. Prints the run directory, then one line per step, as ``p3o-launch run`` does.
+Usage: slow_run.py DIRECTORY [RAY_ADDRESS]. Prints what ``p3o-launch run`` prints.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def main() -> None:
     data["logging"] = {"output_root": sys.argv[1], "tensorboard": False, "log_rollouts": False}
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     data["cluster"]["env"] = {"PYTHONPATH": path}
+    if len(sys.argv) > 2:
+        data["cluster"]["ray_address"] = sys.argv[2]
     result = check_text(yaml.safe_dump(data))
     assert result.preset is not None, result.findings
     texts = Texts(decode=str, score=lambda text, label: 0.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,13 +26,14 @@ END_S = 40
 class SlowRun:
     """``slow_run.py`` in a session of its own, with every process it ever had."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *arguments: str, **variables: str) -> None:
         environment = dict(os.environ)
         environment.pop("RAY_AUTH_TOKEN", None)
         environment.pop("RAY_AUTH_MODE", None)
+        environment |= variables
         self.log = root / "stderr"
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "slow_run.py"), str(root / "runs")],
+            [sys.executable, str(HERE / "slow_run.py"), str(root / "runs"), *arguments],
             stderr=self.log.open("wb"),
             stdout=subprocess.DEVNULL,
             env=environment,
@@ -171,3 +174,62 @@ def writable_files(process):
     """Files behind the standard output of a process."""
     target = os.readlink(f"/proc/{process.pid}/fd/1")
     return [type("File", (), {"path": target})]
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_that_exists_leaves_it_as_it_was(tmp_path):
+    ray = Path(sys.executable).parent / "ray"
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment = os.environ | access
+    port = free_port()
+    words = [
+        str(ray),
+        "start",
+        "--head",
+        f"--port={port}",
+        "--disable-usage-stats",
+        "--num-cpus=2",
+        "--include-dashboard=false",
+        "--block",
+    ]
+    words += ["--node-ip-address=127.0.0.1", f"--temp-dir=/tmp/p3o-head-{os.getpid()}"]
+    with (tmp_path / "head").open("wb") as log:
+        head = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for_head(tmp_path / "head", head)
+        run = SlowRun(tmp_path, f"127.0.0.1:{port}", **access)
+        try:
+            run.wait_for("step 2/")
+            servers = psutil.Process(head.pid).children(recursive=True)
+            actors = [p for p in servers if any("_RankActor" in part for part in p.cmdline())]
+            assert len(actors) == 2
+            run.process.send_signal(signal.SIGINT)
+            assert run.end() == 130
+            _, alive = psutil.wait_procs(actors, timeout=15)
+            assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+            assert head.poll() is None
+            assert run.record()["status"] == "interrupted"
+        finally:
+            run.clean_up()
+    finally:
+        family = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
+        for process in family:
+            process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=15)
+        for process in alive:
+            process.kill()
+        shutil.rmtree(f"/tmp/p3o-head-{os.getpid()}", ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_head(log: Path, head: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while "Ray runtime started" not in log.read_text():
+        assert head.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
