@@ -1,4 +1,7 @@
-"""What a run stands on: versions, machine, and the state of the working tree. Reads only; never fails a run."""
+"""What a run stands on: versions, machine, and the state of the working tree. Reads only; never fails a run.
+
+Standard library only: a generated script carries this module.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import p3o_launch
 from p3o_launch.launch.redact import redact_text
 
-PACKAGES = ("torch", "megatron-core", "ray", "transformers", "vllm")
+PACKAGES = ("p3o-launch", "torch", "megatron-core", "ray", "transformers", "vllm")
 PATCH_LIMIT = 10 * 2**20
 UNTRACKED_LIMIT = 1000
 UNTRACKED_BYTES = 64 * 2**20
@@ -24,7 +27,7 @@ COMMAND_TIMEOUT_S = 10.0
 
 def versions() -> dict[str, str | None]:
     """Version of everything whose change may move a figure; None where it is not installed."""
-    found: dict[str, str | None] = {"p3o-launch": p3o_launch.__version__, "python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -83,7 +86,9 @@ class Tree:
 
 def working_tree(start: Path | None = None) -> Tree | None:
     """The tree around the working directory, else the one around the package; None where neither is in git."""
-    for directory in (start or Path.cwd(), Path(p3o_launch.__file__).parent):
+    package = find_spec("p3o_launch")
+    places = package.submodule_search_locations if package is not None else None
+    for directory in (start or Path.cwd(), *map(Path, places or ())):
         root = _git(directory, "rev-parse", "--show-toplevel")
         commit = _git(directory, "rev-parse", "HEAD")
         if root and commit:

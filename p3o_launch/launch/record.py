@@ -4,55 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from p3o_launch.errors import UsageError
-from p3o_launch.launch.process import is_alive, own_mark
-from p3o_launch.launch.redact import redact
-from p3o_launch.launch.rundir import RECORD
-
-RECORD_VERSION = 1
-CREATED, RUNNING, SUCCEEDED, FAILED, INTERRUPTED, LOST = (
-    "created",
-    "running",
-    "succeeded",
-    "failed",
-    "interrupted",
-    "lost",
+from p3o_launch.launch.process import is_alive
+from p3o_launch.launch.record_file import (
+    CREATED,
+    FAILED,
+    INTERRUPTED,
+    LOST,
+    RECORD,
+    RUNNING,
+    SUCCEEDED,
+    UNFINISHED,
+    first_record,
+    process_facts,
+    utc_now,
+    write_atomic,
+    write_record,
 )
-UNFINISHED = (CREATED, RUNNING)
 
-
-def utc_now() -> str:
-    """The present moment, ISO 8601, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a crash leaves the old content or the new, never less."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def process_facts() -> dict[str, Any]:
-    """Which process the record belongs to: what tells a running run from a lost one."""
-    pid, mark = own_mark()
-    return {"process": {"host": socket.gethostname(), "pid": pid, "start": mark}}
+__all__ = [
+    "CREATED",
+    "FAILED",
+    "INTERRUPTED",
+    "LOST",
+    "RUNNING",
+    "SUCCEEDED",
+    "UNFINISHED",
+    "RunRecord",
+    "find_run",
+    "find_runs",
+    "process_facts",
+    "utc_now",
+    "write_atomic",
+]
 
 
 @dataclass
@@ -65,21 +55,7 @@ class RunRecord:
     @classmethod
     def create(cls, directory: Path, facts: dict[str, Any]) -> RunRecord:
         """Write the first record of a run of this process. ``facts``: what is known before the start."""
-        head = {
-            "record_version": RECORD_VERSION,
-            "run_id": directory.name,
-            "status": CREATED,
-            "exit_code": None,
-            "failure": None,
-            "created": utc_now(),
-            "started": None,
-            "ended": None,
-            "steps_done": 0,
-            "last_checkpoint": None,
-            "ray_job_id": None,
-            **process_facts(),
-        }
-        record = cls(directory, head | facts)
+        record = cls(directory, first_record(directory, facts))
         record.write()
         return record
 
@@ -121,7 +97,7 @@ class RunRecord:
 
     def write(self) -> None:
         """Write the record as it stands."""
-        write_atomic(self.directory / RECORD, json.dumps(redact(self.data), indent=2, ensure_ascii=False) + "\n")
+        write_record(self.directory, self.data)
 
 
 def find_runs(root: Path) -> Iterator[Path]:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from p3o_launch.errors import PreflightError
+from p3o_launch.launch.record_file import RECORD
 
-RECORD = "run.json"
 ATTEMPTS = 20
 _HARMLESS = ("logs",)
 
@@ -19,9 +19,15 @@ def new_run_id(now: datetime | None = None) -> str:
     return f"{moment:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
+def absolute(path: Path) -> Path:
+    """``path`` from the root; a leading ``~`` is the user's home, and only that."""
+    text = str(path)
+    return (path.expanduser() if text == "~" or text.startswith("~/") else path).absolute()
+
+
 def create_run_dir(output_root: Path, preset: str, seed: int) -> Path:
     """A new directory below ``output_root``. Raises PreflightError when none can be made there."""
-    parent = output_root.expanduser().absolute() / preset / f"seed_{seed}"
+    parent = absolute(output_root) / preset / f"seed_{seed}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for _ in range(ATTEMPTS):
@@ -43,7 +49,7 @@ def claim_run_dir(directory: Path) -> Path:
 
     Raises PreflightError, P3O701, when it holds another run.
     """
-    directory = directory.expanduser().absolute()
+    directory = absolute(directory)
     if holds_a_run(directory):
         raise PreflightError(
             f"P3O701 {directory} holds another run [output-holds-another-run]",

@@ -91,6 +91,14 @@ def make_plan(preset: Preset, run_dir: Path) -> RunPlan:
 
 def rank_environment(preset: Preset) -> dict[str, str]:
     """Environment of a rank's process. What the preset writes in ``cluster.env`` wins over every default."""
+    env = default_environment(preset)
+    if preset.cluster.device == "cpu" and preset.cluster.num_nodes == 1 and preset.cluster.ray_address is None:
+        env["GLOO_SOCKET_IFNAME"] = _loopback_interface()
+    return env | preset.cluster.env
+
+
+def default_environment(preset: Preset) -> dict[str, str]:
+    """What every rank's environment has, on whatever machine."""
     threads = str(preset.cluster.threads_per_rank)
     env = {
         "OMP_NUM_THREADS": threads,
@@ -100,18 +108,11 @@ def rank_environment(preset: Preset) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    env |= _cpu_environment(preset) if preset.cluster.device == "cpu" else _cuda_environment(preset)
-    return env | preset.cluster.env
+    return env | ({"CUDA_VISIBLE_DEVICES": ""} if preset.cluster.device == "cpu" else cuda_environment(preset))
 
 
-def _cpu_environment(preset: Preset) -> dict[str, str]:
-    env = {"CUDA_VISIBLE_DEVICES": ""}
-    if preset.cluster.num_nodes == 1 and preset.cluster.ray_address is None:
-        env["GLOO_SOCKET_IFNAME"] = _loopback_interface()
-    return env
-
-
-def _cuda_environment(preset: Preset) -> dict[str, str]:
+def cuda_environment(preset: Preset) -> dict[str, str]:
+    """What Megatron and deterministic kernels want of the environment on GPUs."""
     parallel = preset.parallel
     env: dict[str, str] = {}
     if parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1:
