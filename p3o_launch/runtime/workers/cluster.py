@@ -6,6 +6,7 @@ ended by process when it does not end when asked.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -90,6 +91,8 @@ class Cluster:
         cluster = cls(address="local", local=True, mark=mark, temp_dir=temp_dir)
         cluster._watchdog = Watchdog(mark, temp_dir)
         os.environ.update(environment)
+        # Registered before Ray registers its own, so it runs after them: a failed start writes there once more.
+        atexit.register(shutil.rmtree, temp_dir, ignore_errors=True)
         import ray
 
         try:
