@@ -28,6 +28,13 @@ Recipe = Annotated[
     str | None, typer.Option(metavar="NAME", help="Model, data and batch: formal_4b, formal_0p6b, smoke.")
 ]
 
+PresetName = Annotated[
+    str, typer.Option("--preset", metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.")
+]
+Target = Annotated[str, typer.Option(metavar="builtin|relax", help="What trains: this package, or Relax as a Ray job.")]
+RayAddress = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; local without.")]
+ClearProxies = Annotated[bool, typer.Option("--clear-proxies", help="Run without the shell's proxy variables.")]
+
 
 def _version(show: bool) -> None:
     if show:
@@ -172,24 +179,42 @@ def diff(
     typer.echo("no differences" if not found else f"{len(found)} differences", err=True)
 
 
+def _with_address(overrides: list[str], recipe: str | None, ray_address: str | None) -> list[str]:
+    """What the options that stand for settings say, as ``--set`` would."""
+    import json
+
+    named = [f"recipe={recipe}"] if recipe else []
+    return [*overrides, *named, *([f"cluster.ray_address={json.dumps(ray_address)}"] if ray_address else [])]
+
+
 @app.command()
 def run(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.")
-    ],
+    preset: PresetName,
     profile: Profile = None,
     recipe: Recipe = None,
     set_: Sets = [],  # noqa: B006
+    target: Target = "builtin",
+    ray_address: RayAddress = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would run, and stop.")] = False,
     output: Annotated[str | None, typer.Option(metavar="FILE", help="With --dry-run: write the script there.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Run directory to carry on from.")] = None,
+    clear_proxies: ClearProxies = False,
 ) -> None:
     """Validate a preset, make a run directory, and train."""
-    overrides = [*set_, *([f"recipe={recipe}"] if recipe else [])]
     resolve_name(preset)  # an unknown name is a usage error, before anything is loaded
     from p3o_launch.launch.run_command import run_preset
 
-    raise typer.Exit(run_preset(preset, profile, overrides, dry_run, output, resume))
+    overrides = _with_address(set_, recipe, ray_address)
+    code = run_preset(preset, profile, overrides, dry_run, output, resume, target=target, clear_proxies=clear_proxies)
+    raise typer.Exit(code)
+
+
+@app.command("run-resolved", hidden=True)
+def run_resolved(directory: str, arguments: list[str]) -> None:
+    """What a generated script, or a Ray job, launches in the run directory it has made."""
+    from p3o_launch.launch.resolved_run import run_resolved as resolved
+
+    raise typer.Exit(resolved(directory, arguments))
 
 
 @runs_app.command("list")

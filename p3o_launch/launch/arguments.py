@@ -1,13 +1,15 @@
-"""A resolved preset as text: YAML that validates and runs by itself, and a flat list of ``group.field=value``."""
+"""A resolved preset as text: YAML that validates and runs by itself, and a list of ``group.field=value``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 
+from p3o_launch.errors import UsageError
+from p3o_launch.fields import FIELDS
 from p3o_launch.schema import Preset
 
 
@@ -24,12 +26,27 @@ def resolved_yaml(preset: Preset) -> str:
 
 def resolved_arguments(preset: Preset) -> list[str]:
     """One ``group.field=value`` per setting, in the schema's order; values are JSON, so each is one line."""
-    return list(_flat(resolved_data(preset), ""))
+    return list(_flat(resolved_data(preset)))
 
 
-def _flat(data: dict[str, Any], prefix: str) -> Iterator[str]:
+def _flat(data: dict[str, Any]) -> Iterator[str]:
     for key, value in data.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}={json.dumps(value, ensure_ascii=False)}"
+        fields = {f"{key}.{field}": item for field, item in value.items()} if key in FIELDS else {key: value}
+        for path, item in fields.items():
+            yield f"{path}={json.dumps(item, ensure_ascii=False)}"
+
+
+def data_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The data ``resolved_arguments`` was made of. Raises UsageError for anything else."""
+    data: dict[str, Any] = {}
+    for argument in arguments:
+        path, equals, text = argument.partition("=")
+        group, _, field = path.partition(".")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            equals = ""
+        if not equals or (group in FIELDS) != bool(field):
+            raise UsageError(f"{argument!r} is not a setting, such as batch.num_rollout=30")
+        (data.setdefault(group, {}) if field else data)[field or group] = value
+    return data

@@ -19,18 +19,19 @@ from p3o_launch.errors import (
     RunInterrupted,
 )
 from p3o_launch.launch import record as status
-from p3o_launch.launch.arguments import resolved_arguments, resolved_yaml
-from p3o_launch.launch.environment import machine, versions, working_tree
+from p3o_launch.launch.arguments import resolved_yaml
+from p3o_launch.launch.environment import machine, versions
 from p3o_launch.launch.hooks import after_run, before_run
+from p3o_launch.launch.job import Job, make_job
 from p3o_launch.launch.preflight import load_inputs
 from p3o_launch.launch.progress import LiveProgress, PlainProgress, make_progress
-from p3o_launch.launch.record import RunRecord, utc_now, write_atomic
-from p3o_launch.launch.redact import redact, redact_text
+from p3o_launch.launch.record import RunRecord, process_facts, utc_now, write_atomic
+from p3o_launch.launch.recorder import begin
+from p3o_launch.launch.redact import redact_text
 from p3o_launch.launch.resume import Resumption
 from p3o_launch.launch.rundir import claim_run_dir, create_run_dir
 from p3o_launch.launch.script import run_script
 from p3o_launch.launch.summary import summarize
-from p3o_launch.report import finding_record
 from p3o_launch.runtime.driver import (
     ClusterStart,
     Driver,
@@ -68,13 +69,18 @@ class RecordSink(Sink):
 
 @dataclass
 class PresetRun:
-    """One run of an accepted preset, from its inputs to its summary. The callables bring in the rest."""
+    """One run of an accepted preset, from its inputs to its summary. The callables bring in the rest.
+
+    ``run_dir``: use exactly this directory; with ``adopt`` it holds the record that a script wrote for this run.
+    """
 
     result: CheckResult
     preset: Preset
     profile: str | None = None
     run_dir: Path | None = None
     resumption: Resumption | None = None
+    job: Job | None = None
+    adopt: bool = False
     load: Callable[[Preset], Inputs] = load_inputs
     start_cluster: ClusterStart = ray_cluster
     start_ranks: RanksStart = megatron_ranks
@@ -103,26 +109,20 @@ class PresetRun:
         return record
 
     def _directory(self) -> Path:
+        if self.adopt and self.run_dir is not None:
+            return self.run_dir
         if self.run_dir is not None:
             return claim_run_dir(self.run_dir)
         return create_run_dir(Path(self.preset.logging.output_root), self.preset.name, self.preset.seed.seed)
 
     def _write_record(self, plan: RunPlan) -> RunRecord:
-        tree = working_tree()
-        record = RunRecord.create(plan.run_dir, run_facts(self.result, self.preset, self.profile, tree))
-        for directory in (plan.rollouts_dir, plan.checkpoints_dir, plan.logs_dir):
-            directory.mkdir(exist_ok=True)
-        files = {
-            "resolved.yaml": resolved_yaml(self.preset),
-            "resolved_args.txt": "\n".join(resolved_arguments(self.preset)) + "\n",
-            "command.sh": run_script(self.preset),
-        }
-        if tree is not None and tree.patch:
-            files["git.patch"] = tree.patch
-        for name, text in files.items():
-            write_atomic(plan.run_dir / name, redact_text(text))
-        (plan.run_dir / "command.sh").chmod(0o755)
-        return record
+        """Write the record of a new run, or take over the one a script wrote just now."""
+        if self.adopt:
+            record = RunRecord.load(plan.run_dir)
+            record.update(**process_facts(), versions=versions(), machine=machine())
+            return record
+        job = self.job or make_job(self.result, self.preset, self.profile)
+        return write_run_dir(plan.run_dir, job)
 
     def _drive(
         self,
@@ -202,21 +202,11 @@ def finish(record: RunRecord, outcome: str, exit_code: int, failure: dict[str, A
         record.update(status=outcome, exit_code=exit_code, failure=failure, ended=utc_now())
 
 
-def run_facts(result: CheckResult, preset: Preset, profile: str | None, tree: Any) -> dict[str, Any]:
-    """What is known about a run before it starts."""
-    return {
-        "preset": preset.name,
-        "preset_file": result.source,
-        "preset_chain": [{"path": f.path, "sha256": f.sha256, "origin": f.origin} for f in result.chain],
-        "profile": profile or result.choices.get("profile"),
-        "choices": dict(result.choices),
-        "overrides": redact(list(result.overrides)),
-        "command_line": redact(list(sys.argv)),
-        "seed": preset.seed.seed,
-        "algorithm": preset.algorithm.advantage_estimator,
-        "git": tree.record() if tree is not None else None,
-        "versions": versions(),
-        "machine": machine(),
-        "findings": [finding_record(finding) for finding in result.findings],
-        "suppressed": [finding_record(item.finding) | {"reason": item.reason} for item in result.suppressed],
-    }
+def write_run_dir(directory: Path, job: Job) -> RunRecord:
+    """Fill a new run directory: record, resolved preset, arguments, and the script that does it again."""
+    facts = {**job.facts, "command_line": list(sys.argv)}
+    data = begin(directory, facts, job.arguments_in(str(directory)))
+    write_atomic(directory / "resolved.yaml", redact_text(resolved_yaml(job.preset)))
+    write_atomic(directory / "command.sh", run_script(job))
+    (directory / "command.sh").chmod(0o755)
+    return RunRecord(directory, data)

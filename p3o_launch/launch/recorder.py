@@ -2,9 +2,9 @@
 
 A script carries this module with the ones it names (``bundle.py``), so it needs python3 and nothing else::
 
-    begin RUN_DIR PID FACTS_FILE [KEY=VALUE...] -- ARGUMENT...    the record of a run that is about to start
-    start RUN_DIR                                                 it runs
-    finish RUN_DIR CODE [INTERRUPTED]                             how it ended, unless that is written already
+    begin RUN_DIR PID FACTS_FILE COMMAND [KEY=VALUE...] -- ARGUMENT...   the record of a run about to start
+    start RUN_DIR                                                        it runs
+    finish RUN_DIR CODE [INTERRUPTED]                                    how it ended, unless that is written
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def main(words: list[str]) -> None:
     if action == "begin":
         split = words.index("--")
         facts = json.loads(Path(words[3]).read_text(encoding="utf-8"))
-        facts.update(pair.split("=", 1) for pair in words[4:split])
+        facts["command_line"] = [words[4]]
+        facts.update(pair.split("=", 1) for pair in words[5:split])
         begin(directory, facts, words[split + 1 :], int(words[2]))
     elif action == "start":
         change(directory, status=RUNNING, started=utc_now())

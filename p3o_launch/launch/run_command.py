@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.diagnostics import LocatedFinding
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from p3o_launch.launch.job import PROXIES, make_job
 from p3o_launch.launch.preflight import Request, machine_findings, require_packages
 from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.launch.resume import find_resumption, nothing_left
@@ -26,12 +28,15 @@ def run_preset(
     output: str | Path | None = None,
     resume: str | None = None,
     run_dir: Path | None = None,
+    target: str = "builtin",
+    clear_proxies: bool = False,
 ) -> int:
     """Run ``preset``, a file or a shipped name; the exit code.
 
     Findings go to standard output, everything else to standard error. ``resume``: carry on that run, in its directory.
     ``dry_run`` prints the script of the run (or writes it to ``output``) and starts nothing. ``run_dir``: use exactly
-    this directory. Raises what the run failed with, after its record says so.
+    this directory. ``clear_proxies``: without the shell's proxy variables. Raises what the run failed with, after its
+    record says so.
     """
     if output is not None and not dry_run:
         raise UsageError("--output needs --dry-run", hint="a run's own directory is below logging.output_root")
@@ -41,9 +46,10 @@ def run_preset(
     if result.has_errors or result.preset is None:
         _print_findings(result.source, result.findings, sys.stdout)
         return EXIT_FINDINGS
+    job = make_job(result, result.preset, profile, target, clear_proxies)
     if dry_run:
         _print_findings(result.source, result.findings, sys.stderr)
-        return _write_script(run_script(result.preset), output)
+        return _write_script(run_script(job), output)
     _print_findings(result.source, result.findings, sys.stdout)
     resumption = find_resumption(result.preset, resume) if resume is not None else None
     found = nothing_left(result, result.preset, resumption) if resumption else []
@@ -52,7 +58,10 @@ def run_preset(
         _print_findings(result.source, found, sys.stdout)
         return EXIT_FINDINGS
     require_packages()
-    return PresetRun(result, result.preset, profile, run_dir, resumption).execute()
+    if clear_proxies:
+        for name in PROXIES:
+            os.environ.pop(name, None)
+    return PresetRun(result, result.preset, profile, run_dir, resumption, job).execute()
 
 
 def _print_findings(source: str, findings: Sequence[LocatedFinding], stream: Any) -> None:
