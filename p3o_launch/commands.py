@@ -10,6 +10,7 @@ import typer
 from p3o_launch.console import known_format, report, unbroken, validate_files
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from p3o_launch.presets import resolve_name
+from p3o_launch.report import FORMATS
 
 app = typer.Typer(
     name="p3o-launch",
@@ -22,6 +23,7 @@ app = typer.Typer(
 runs_app = typer.Typer(help="Records of runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(runs_app, name="runs")
 
+FORMAT_NAMES = "|".join(FORMATS)
 Sets = Annotated[list[str], typer.Option("--set", metavar="PATH=VALUE", help="Override one setting; may be repeated.")]
 Profile = Annotated[str | None, typer.Option(metavar="NAME", help="Hardware profile, such as a100x4 or cpu.")]
 Recipe = Annotated[
@@ -58,7 +60,7 @@ def validate(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE_OR_NAME...", help="Preset files, or names of shipped ones.")
     ],
-    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
+    format_: Annotated[str, typer.Option("--format", metavar=FORMAT_NAMES, help="How findings are printed.")] = "text",
     set_: Sets = [],  # noqa: B006 - typer reads the default and never changes it
     profile: Profile = None,
     recipe: Recipe = None,
@@ -84,7 +86,7 @@ def lint(
     gpus: Annotated[int | None, typer.Option(metavar="N", help="Trainer GPUs, where the file does not say.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Their product name, such as A100-40GB.")] = None,
     facts: Annotated[bool, typer.Option("--facts", help="Print the facts as JSON instead of findings.")] = False,
-    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How findings are printed.")] = "text",
+    format_: Annotated[str, typer.Option("--format", metavar=FORMAT_NAMES, help="How findings are printed.")] = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
 ) -> None:
     """Judge another framework's configuration by the same rules."""
