@@ -219,6 +219,21 @@ def run_resolved(directory: str, arguments: list[str]) -> None:
     raise typer.Exit(resolved(directory, arguments))
 
 
+@app.command()
+def verify(
+    world: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of processes (GPUs with cuda).")] = 4,
+    layouts: Annotated[
+        list[str], typer.Option("--layouts", metavar="PATTERN", help="Layouts by name, as 'tp2*'; may be repeated.")
+    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How figures are printed.")] = "text",
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where the processes compute.")] = "cpu",
+) -> None:
+    """Measure that no layout moves the cap, the loss or the gradient, on this machine's processes."""
+    from p3o_launch.launch.verify_command import verify as measure
+
+    raise typer.Exit(measure(world, layouts, format_, device))
+
+
 @runs_app.command("list")
 def runs_list(root: Annotated[str, typer.Argument(metavar="[ROOT]", help="Directory of runs.")] = "runs") -> None:
     """List the runs below a directory, with their status."""

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +28,13 @@ from typing import Any
 
 from p3o_launch.errors import RunError
 
-_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_SERVER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asks for it with TP or CP above 1
+    "PYTHONWARNINGS": "ignore",  # Megatron's notices about absent packages, once per rank
+}
 
 
 class LocalRankError(RunError):
@@ -76,9 +83,18 @@ def run_local_ranks(
 
 
 def _context(preload: Sequence[str]) -> Any:
-    os.environ.update(_THREADS)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
+    before = {name: os.environ.get(name) for name in _SERVER_ENVIRONMENT}
+    os.environ.update(_SERVER_ENVIRONMENT)
+    try:
+        forkserver.ensure_running()  # the server keeps this environment, the caller gets its own back
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
     return context
 
 

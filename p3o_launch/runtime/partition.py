@@ -31,12 +31,13 @@ def partition_fixed(n_samples: int, dp_size: int, micro_batch_size: int) -> Step
     Raises ValueError when ``n_samples`` is not a multiple of ``dp_size * micro_batch_size`` (guard P3O302).
     """
     if n_samples % (dp_size * micro_batch_size):
-        raise ValueError(f"{n_samples} samples do not divide into {dp_size} ranks x micro-batches of {micro_batch_size}")
-    shares = [range(rank, n_samples, dp_size) for rank in range(dp_size)]
+        shares = f"{dp_size} ranks x micro-batches of {micro_batch_size}"
+        raise ValueError(f"{n_samples} samples do not divide into {shares}")
+    dealt = [range(rank, n_samples, dp_size) for rank in range(dp_size)]
     return StepPartition(
         tuple(
             tuple(tuple(share[start : start + micro_batch_size]) for start in range(0, len(share), micro_batch_size))
-            for share in shares
+            for share in dealt
         )
     )
 
@@ -47,8 +48,8 @@ def partition_by_tokens(
     """Deal samples to the least loaded DP rank, longest first, then fill micro-batches up to a token budget.
 
     ``lengths`` [tokens]: padded length per sample. ``max_tokens``: budget of one micro-batch on all its CP ranks
-    together. A sample above the budget gets a micro-batch of its own (guard P3O312 says so beforehand). Ranks with fewer
-    micro-batches are filled up with dummies, and the count is raised to a multiple of ``count_multiple`` (the
+    together. A sample above the budget gets a micro-batch of its own (guard P3O312 says so beforehand). Ranks with
+    fewer micro-batches are filled up with dummies, and the count is raised to a multiple of ``count_multiple`` (the
     interleaved schedule needs a multiple of PP).
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))

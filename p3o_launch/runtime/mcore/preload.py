@@ -1,4 +1,4 @@
-"""What a fork server imports before it forks ranks: torch and the parts of megatron-core a rank needs. No import here."""
+"""What a fork server imports before it forks ranks: torch, and what a rank needs of megatron-core. No import here."""
 
 MODULES = (
     "torch",

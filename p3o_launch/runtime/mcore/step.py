@@ -121,7 +121,7 @@ class PolicyStep:
         with device_backend(self.groups.device):
             _, grad_norm, _ = self.optimizer.step()
         seconds["optimizer_s"] = time.perf_counter() - started
-        return StepOutcome(context, self._means(sums, context), float(grad_norm), seconds)
+        return self.outcome(sums, context, float(grad_norm), seconds)
 
     # --- pass 1: S1, S2, N and the ESS of the whole optimizer step (Eq. 11) ---
 
@@ -314,6 +314,16 @@ class PolicyStep:
         where = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
         text = f"optimizer step {step}: {error.message}" + (f" (seen on {where})" if ranks else "")
         return NonFiniteRatioError(text, step=step, ranks=ranks, hint=error.hint)
+
+    def outcome(
+        self,
+        sums: dict[str, float],
+        context: StepContext | None,
+        grad_norm: float = math.nan,
+        seconds: dict[str, float] | None = None,
+    ) -> StepOutcome:
+        """What a step came to, from the token sums of its training pass."""
+        return StepOutcome(context, self._means(sums, context), grad_norm, seconds or {})
 
     def _means(self, sums: dict[str, float], context: StepContext | None) -> dict[str, float]:
         """Per-token means, the ratio's mean and standard deviation, and how well the two passes agree."""

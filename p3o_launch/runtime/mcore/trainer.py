@@ -47,8 +47,11 @@ class MegatronRank:
         self.local_rank = local_rank
         self.optimizer_step = 0
 
-    def setup(self) -> None:
-        """Join the group, build the model from the Hugging Face checkpoint, the optimizer and the rollout engine."""
+    def setup(self, *, rollout: bool = True) -> None:
+        """Join the group, build the model from the Hugging Face checkpoint, the optimizer and the rollout engine.
+
+        ``rollout=False`` leaves the engine out, for a rank that only trains.
+        """
         preset, plan = self.preset, self.plan
         if plan.device == "cpu":
             torch.set_num_threads(preset.cluster.threads_per_rank)
@@ -78,7 +81,8 @@ class MegatronRank:
             objective_of(preset.algorithm),
             rng_states=[(tracker_states, set_tracker_states)],
         )
-        self.engine = MegatronEngine(self.chunks, self.groups, preset)
+        if rollout:
+            self.engine = MegatronEngine(self.chunks, self.groups, preset)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> list[Completion]:
         """Sample from the rollout policy; the completions are in the order of the requests, on every rank."""
@@ -95,12 +99,13 @@ class MegatronRank:
         NonFiniteRatioError on every rank, with weights, optimizer and random streams as they were.
         """
         lr = self.scheduler.get_lr(self.optimizer.param_groups[0])
-        outcome = self.step.run(self._micro_batches(samples), step=self.optimizer_step + 1)
+        outcome = self.step.run(self.micro_batches(samples), step=self.optimizer_step + 1)
         self.scheduler.step(increment=1)
         self.optimizer_step += 1
         return self._metrics(outcome, lr)
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        """This rank's share of one optimizer step, on the device; ``samples`` is the whole step, on every rank."""
         preset, sizes = self.preset, self.plan.topology
         multiple = math.lcm(sizes.sequence_multiple, preset.batch.sequence_padding_multiple)
         lengths = [padded_length(sample, multiple) for sample in samples]
