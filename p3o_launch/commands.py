@@ -35,6 +35,7 @@ PresetName = Annotated[
 ]
 Target = Annotated[str, typer.Option(metavar="builtin|relax", help="What trains: this package, or Relax as a Ray job.")]
 RayAddress = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; local without.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]
 ClearProxies = Annotated[bool, typer.Option("--clear-proxies", help="Run without the shell's proxy variables.")]
 
 
@@ -211,6 +212,25 @@ def run(
     raise typer.Exit(code)
 
 
+@app.command()
+def submit(
+    preset: PresetName,
+    profile: Profile = None,
+    recipe: Recipe = None,
+    set_: Sets = [],  # noqa: B006
+    target: Target = "builtin",
+    ray_address: RayAddress = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = True,
+    clear_proxies: ClearProxies = False,
+) -> None:
+    """Run a preset as a job of an existing Ray cluster."""
+    resolve_name(preset)
+    from p3o_launch.launch.run_command import submit_preset
+
+    overrides = _with_address(set_, recipe, ray_address)
+    raise typer.Exit(submit_preset(preset, profile, overrides, target, wait, clear_proxies))
+
+
 @app.command("run-resolved", hidden=True)
 def run_resolved(directory: str, arguments: list[str]) -> None:
     """What a generated script, or a Ray job, launches in the run directory it has made."""
@@ -243,8 +263,32 @@ def runs_list(root: Annotated[str, typer.Argument(metavar="[ROOT]", help="Direct
 
 
 @runs_app.command("show")
-def runs_show(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]) -> None:
+def runs_show(run: Run) -> None:
     """Show one run's record."""
     from p3o_launch.launch.runs_command import show_run
 
     raise typer.Exit(show_run(run))
+
+
+@runs_app.command("stop")
+def runs_stop(run: Run) -> None:
+    """Stop a run that goes on, here or on a Ray cluster."""
+    from p3o_launch.launch.runs_actions import stop_run
+
+    raise typer.Exit(stop_run(run))
+
+
+@runs_app.command("follow")
+def runs_follow(run: Run) -> None:
+    """Show a submitted run's output until it ends."""
+    from p3o_launch.launch.runs_actions import follow_run
+
+    raise typer.Exit(follow_run(run))
+
+
+@runs_app.command("rerun")
+def runs_rerun(run: Run) -> None:
+    """Run a recorded configuration again; warn where code or packages differ."""
+    from p3o_launch.launch.runs_actions import rerun
+
+    raise typer.Exit(rerun(run))

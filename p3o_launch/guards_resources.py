@@ -231,6 +231,19 @@ _KINDS = {bool: "a boolean", int: "a number", float: "a number"}
 
 register(
     Rule(
+        "P3O608",
+        "working-dir-too-large",
+        Severity.ERROR,
+        why="Ray packs cluster.runtime_env.working_dir, sends it to the cluster in one message of at most 512 MiB, and "
+        "unpacks it on every node. It refuses a larger one only after packing all of it.",
+        fix="List data, checkpoints and environments in cluster.runtime_env.excludes, or name a smaller directory.",
+        source="GCS_STORAGE_MAX_SIZE in ray/_private/runtime_env/packaging.py of Ray 2.60",
+        allows="Any size of what is excluded: repositories, environments, caches, this preset's runs, and the preset's "
+        "own excludes; a working_dir that is a package elsewhere (a URL).",
+    )
+)
+register(
+    Rule(
         "P3O609",
         "not-enough-gpus",
         Severity.ERROR,

@@ -41,7 +41,7 @@ def require_packages() -> None:
 
 def machine_findings(result: CheckResult, preset: Preset, request: Request) -> list[LocatedFinding]:
     """What this machine lacks, sorted; empty when the run may start. Without the GPUs, no file is looked for."""
-    found = list(_gpu_findings(result, preset, request)) or list(_asset_findings(result, preset))
+    found = list(_gpu_findings(result, preset, request)) or asset_findings(result, preset)
     return sorted(found, key=lambda finding: finding.sort_key)
 
 
@@ -74,6 +74,11 @@ def cpu_command(request: Request) -> str:
         path, _, value = override.partition("=")
         words += ["--recipe", value] if path == "recipe" else ["--set", override]
     return shlex.join(words)
+
+
+def asset_findings(result: CheckResult, preset: Preset) -> list[LocatedFinding]:
+    """Files and directories the preset names and this machine lacks."""
+    return list(_asset_findings(result, preset))
 
 
 def _asset_findings(result: CheckResult, preset: Preset) -> Iterator[LocatedFinding]:

@@ -11,13 +11,15 @@ from typing import Any
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.diagnostics import LocatedFinding
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
-from p3o_launch.launch.job import PROXIES, make_job
-from p3o_launch.launch.preflight import Request, machine_findings, require_packages
+from p3o_launch.launch.job import PROXIES, Job, make_job
+from p3o_launch.launch.preflight import Request, asset_findings, machine_findings, require_packages
 from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.launch.resume import find_resumption, nothing_left
 from p3o_launch.launch.script import run_script
+from p3o_launch.launch.submit import Submission, jobs_address, package_findings
 from p3o_launch.presets import resolve_name
 from p3o_launch.report import format_text
+from p3o_launch.schema import Preset
 
 
 def run_preset(
@@ -40,12 +42,11 @@ def run_preset(
     """
     if output is not None and not dry_run:
         raise UsageError("--output needs --dry-run", hint="a run's own directory is below logging.output_root")
-    result = check_file(resolve_name(preset), overrides=overrides, profile=profile)
-    if result.crashed:
-        raise RuntimeError("\n".join(result.crashes))
+    if resume is not None and target != "builtin":
+        raise UsageError("--resume goes on with a run of the builtin target", hint="give Relax's own --load")
+    result = _checked(preset, profile, overrides)
     if result.has_errors or result.preset is None:
-        _print_findings(result.source, result.findings, sys.stdout)
-        return EXIT_FINDINGS
+        return _report(result, result.findings)
     job = make_job(result, result.preset, profile, target, clear_proxies)
     if dry_run:
         _print_findings(result.source, result.findings, sys.stderr)
@@ -53,15 +54,67 @@ def run_preset(
     _print_findings(result.source, result.findings, sys.stdout)
     resumption = find_resumption(result.preset, resume) if resume is not None else None
     found = nothing_left(result, result.preset, resumption) if resumption else []
-    found = found or machine_findings(result, result.preset, Request(preset, tuple(overrides)))
+    found = found or _machine_findings(result, result.preset, target, Request(preset, tuple(overrides)))
     if found:
-        _print_findings(result.source, found, sys.stdout)
-        return EXIT_FINDINGS
+        return _report(result, found)
+    _without_proxies(job)
+    if target == "relax":
+        return Submission(job, jobs_address(job.address)).execute()
     require_packages()
-    if clear_proxies:
+    return PresetRun(result, result.preset, profile, run_dir, resumption, job).execute()
+
+
+def submit_preset(
+    preset: str,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    target: str = "builtin",
+    wait: bool = True,
+    clear_proxies: bool = False,
+) -> int:
+    """Run ``preset`` as a job of the Ray cluster that ``cluster.ray_address`` or ``RAY_ADDRESS`` names; the exit code.
+
+    ``wait``: follow the job to its end; without it, return once the job is accepted.
+    """
+    result = _checked(preset, profile, overrides)
+    if result.has_errors or result.preset is None:
+        return _report(result, result.findings)
+    address = jobs_address(result.preset.cluster.ray_address)
+    if target == "builtin":  # inside the job, the cluster is the one the job runs on
+        result = _checked(preset, profile, [*overrides, "cluster.ray_address=auto"])
+    assert result.preset is not None
+    job = make_job(result, result.preset, profile, target, clear_proxies)
+    _print_findings(result.source, result.findings, sys.stdout)
+    found = _machine_findings(result, result.preset, target, Request(preset, tuple(overrides)))
+    if found:
+        return _report(result, found)
+    _without_proxies(job)
+    return Submission(job, address, wait).execute()
+
+
+def _checked(preset: str, profile: str | None, overrides: Sequence[str]) -> CheckResult:
+    result = check_file(resolve_name(preset), overrides=overrides, profile=profile)
+    if result.crashed:
+        raise RuntimeError("\n".join(result.crashes))
+    return result
+
+
+def _report(result: CheckResult, findings: Sequence[LocatedFinding]) -> int:
+    _print_findings(result.source, findings, sys.stdout)
+    return EXIT_FINDINGS
+
+
+def _machine_findings(result: CheckResult, preset: Preset, target: str, request: Request) -> list[LocatedFinding]:
+    """What stands against a launch from this machine. A Relax job's GPUs are the cluster's, not this machine's."""
+    found = package_findings(result, preset.cluster.runtime_env, preset.logging.output_root)
+    look = asset_findings(result, preset) if target == "relax" else machine_findings(result, preset, request)
+    return found or look
+
+
+def _without_proxies(job: Job) -> None:
+    if job.clear_proxies:
         for name in PROXIES:
             os.environ.pop(name, None)
-    return PresetRun(result, result.preset, profile, run_dir, resumption, job).execute()
 
 
 def _print_findings(source: str, findings: Sequence[LocatedFinding], stream: Any) -> None:

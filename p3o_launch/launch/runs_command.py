@@ -38,7 +38,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
         str(data.get("preset", "")),
         str(data.get("seed", "")),
         record.status,
-        str(data.get("steps_done", 0)),
+        _steps(data),
         reward,
         str(data.get("started") or data.get("created") or "")[:19],
     )
@@ -55,13 +55,13 @@ def show_lines(record: RunRecord) -> list[str]:
     """Ten lines."""
     data = record.data
     summary = summarize(record.directory, seconds_of(data))
-    rerun = shlex.join(["p3o-launch", "run", "--preset", str(record.directory / "resolved.yaml")])
+    rerun = shlex.join(["p3o-launch", "runs", "rerun", str(record.directory)])
     rows = {
         "run": f"{record.directory.name}  ({data.get('preset')}, {data.get('algorithm')}, seed {data.get('seed')})",
         "preset": _preset(data),
         "status": _status(data),
         "time": f"{data.get('started') or 'not started'} to {data.get('ended') or 'now'}, {summary.seconds:.0f} s",
-        "steps": f"{data.get('steps_done')}, last checkpoint {data.get('last_checkpoint') or 'none'}",
+        "steps": f"{_steps(data)}, last checkpoint {data.get('last_checkpoint') or 'none'}",
         "result": _result(summary),
         "machine": _machine(data),
         "code": _code(data),
@@ -72,8 +72,14 @@ def show_lines(record: RunRecord) -> list[str]:
     return [f"{label:<{width}}  {text}" for label, text in rows.items()]
 
 
+def _steps(data: Mapping[str, Any]) -> str:
+    """Optimizer steps done; Relax keeps its own count."""
+    return "-" if data.get("target") == "relax" else str(data.get("steps_done", 0))
+
+
 def _preset(data: Mapping[str, Any]) -> str:
     parts = [str(data.get("preset_file"))]
+    parts += [f"target {data['target']}"] if data.get("target", "builtin") != "builtin" else []
     parts += [f"profile {data['profile']}"] if data.get("profile") else []
     parts += [f"--set {override}" for override in data.get("overrides", ())]
     return ", ".join(parts)
@@ -97,6 +103,8 @@ def _result(summary: Summary) -> str:
 def _machine(data: Mapping[str, Any]) -> str:
     machine = data.get("machine") or {}
     gpus = machine.get("gpus") or []
+    if data.get("submission_id"):
+        return f"job {data['submission_id']} of {data.get('ray_address')}, submitted from {machine.get('host')}"
     return f"{machine.get('host')}, {f'{len(gpus)} x {gpus[0]}' if gpus else 'no GPU'}"
 
 

@@ -109,7 +109,7 @@ def _relax_values(job: Job) -> dict[str, str]:
 
 def _checks(preset: Preset) -> Iterator[str]:
     """One line per path the preset needs, in shell's words."""
-    wanted = [("need_directory", "model.hf_checkpoint", preset.model.hf_checkpoint)]
+    wanted = [("need_checkpoint", "model.hf_checkpoint", preset.model.hf_checkpoint)]
     wanted += [("need_file", "data.prompt_data", preset.data.prompt_data)]
     wanted += [("need_file", "data.eval_prompt_data", preset.data.eval_prompt_data or "builtin:")]
     for test, field, path in wanted:

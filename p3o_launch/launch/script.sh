@@ -45,8 +45,8 @@ need_file() {
   [ -f "$2" ] || die "$1 does not exist: $2"
 }
 
-need_directory() {
-  [ -d "$2" ] || die "$1 does not exist: $2"
+need_checkpoint() {
+  [ -f "$2/config.json" ] || die "$1 is no checkpoint, it holds no config.json: $2"
 }
 
 @TARGET_PART@

@@ -1,6 +1,9 @@
 need_target() {
   need_command ray "pip install 'ray[default]', the version of the cluster"
-@ADDRESS@  if [ "${RAY_AUTH_MODE:-}" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ -z "${RAY_AUTH_TOKEN_PATH:-}" ]; then
+@ADDRESS@  # Ray lets these win over --address.
+  export RAY_ADDRESS=$ray_address
+  unset RAY_API_SERVER_ADDRESS
+  if [ "${RAY_AUTH_MODE:-}" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ -z "${RAY_AUTH_TOKEN_PATH:-}" ]; then
     [ -n "${HOME:-}" ] && [ -f "$HOME/.ray/auth_token" ] || die 'RAY_AUTH_MODE is token, but there is no RAY_AUTH_TOKEN'
   fi
 }

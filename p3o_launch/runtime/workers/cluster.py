@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from p3o_launch.errors import RunError
+from p3o_launch.runtime.packaging import packed_env
 from p3o_launch.runtime.plan import RunPlan
 from p3o_launch.runtime.workers.processes import MARK_VARIABLE, cluster_processes, end_processes
 from p3o_launch.runtime.workers.watchdog import Watchdog
@@ -29,6 +30,7 @@ OBJECT_STORE_BYTES = 256 * 2**20
 SHUTDOWN_S = 10.0
 KILL_GRACE_S = 3.0
 START_ATTEMPTS = 2
+_INSIDE_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SERVERS = ("gcs_server", "raylet")
 _TOKENS: dict[str, str] = {}
 
@@ -76,7 +78,9 @@ class Cluster:
         """Join an existing cluster as a driver. Its token, if any, comes from the user's environment."""
         import ray
 
-        runtime_env = dict(plan.preset.cluster.runtime_env)
+        # Inside a job, Ray has applied the preset's environment to the whole job already.
+        own = {} if _INSIDE_JOB in os.environ else plan.preset.cluster.runtime_env
+        runtime_env = packed_env(own, plan.preset.logging.output_root)
         with _as_run_error(f"cannot connect to the Ray cluster at {address}"):
             ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, configure_logging=False)
         return cls(address=address, local=False)
