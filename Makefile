@@ -45,5 +45,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.dev
+	$(BIN)/python scripts/generate_fields.py
+	$(BIN)/python scripts/generate_docs.py
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

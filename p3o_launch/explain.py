@@ -11,22 +11,26 @@ from p3o_launch.nodes import shown_key
 from p3o_launch.presets import nearest
 
 
-def page(rule: Rule, width: int = 88) -> str:
-    """What a rule says, why, how to mend it, what it allows, and where it comes from."""
+def sections(rule: Rule) -> list[tuple[str, str]]:
+    """(title, text) of everything a rule says about itself; the printed page and the one in ``docs/guards`` agree."""
     ignored = rule.ignorable or rule.severity.value != "error"
     silence = f'`ignore: {{{rule.code}: "reason"}}` in the preset' if ignored else "cannot be ignored"
-    sections = [
+    named = [
         ("why", rule.why),
         ("fix", rule.fix),
         ("allows", rule.allows),
         ("source", rule.source),
         ("ignore", silence),
     ]
+    return [(title, text) for title, text in named if text]
+
+
+def page(rule: Rule, width: int = 88) -> str:
+    """What a rule says, why, how to mend it, what it allows, and where it comes from."""
     lines = [f"{rule.code} {rule.name} ({rule.severity.value})"]
-    for title, body in sections:
-        if body:
-            indent = " " * 10
-            lines += ["", textwrap.fill(body, width, initial_indent=f"  {title + ':':<8}", subsequent_indent=indent)]
+    for title, body in sections(rule):
+        indent = " " * 10
+        lines += ["", textwrap.fill(body, width, initial_indent=f"  {title + ':':<8}", subsequent_indent=indent)]
     return "\n".join(lines) + "\n"
 
 

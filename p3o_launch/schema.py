@@ -242,7 +242,7 @@ class Data(Group):
     input_key: Text = Field("prompt", description="Key of the prompt in a record.")
     label_key: Text = Field("label", description="Key of the answer in a record.")
     apply_chat_template: bool = Field(False, description="Wrap each prompt by the tokenizer's chat template.")
-    shuffle: bool = Field(True, description="Visit the prompts in an order drawn from seed.rollout_seed.")
+    shuffle: bool = Field(True, description="Visit the prompts in an order drawn from seed.seed.")
     overlong_prompts: Literal["error", "skip"] = Field("error", description="What to do with a prompt above rollout.max_prompt_len: stop before any actor starts, or skip and count it.")
     malformed_lines: Literal["error", "skip"] = Field("error", description="What to do with a line that is not a usable record.")
 
