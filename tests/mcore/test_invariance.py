@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.mcore.ranks import RankEnv, run_ranks
 
 from p3o_launch.check import check_file
 from p3o_launch.presets import resolve_name
 from p3o_launch.runtime.verify import Layout, Verdict, default_layouts, judge_all
 from p3o_launch.schema import Preset
+from tests.mcore.ranks import RankEnv, run_ranks
 
 BY_NAME = {layout.name: layout for layout in default_layouts(4)}
 DEFAULT = (

@@ -16,7 +16,9 @@ def test_a_curve_goes_from_the_lowest_block_to_the_highest() -> None:
 
 
 def test_a_summary_reads_rewards_per_rollout_and_ess_per_step(tmp_path: Path) -> None:
-    rows = [{"train/p3o/ess": 0.9 + i / 100, **({"rollout/reward_mean": i / 10} if i % 2 == 0 else {})} for i in range(8)]
+    rows = [{"train/p3o/ess": 0.9 + i / 100} for i in range(8)]
+    for i in range(0, 8, 2):  # a rollout's figures stand on the line of its first step
+        rows[i]["rollout/reward_mean"] = i / 10
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = summarize(tmp_path, 12.0)
     assert len(result.rewards) == 4
