@@ -55,6 +55,11 @@ class ReplayWindow(Generic[T]):
     def __len__(self) -> int:
         return len(self._micro_batches)
 
+    @property
+    def items(self) -> tuple[T, ...]:
+        """Every micro-batch of the window, wherever the iterator stands."""
+        return self._micro_batches
+
     def peek(self) -> T:
         """The first micro-batch of the window, without moving."""
         return self._micro_batches[0]

@@ -268,6 +268,9 @@ class PolicyStep:
             return model(**inputs.model_kwargs), partial(loss, inputs)
 
         rows, length = windows[0].peek().tokens.shape
+        config: Any = self.chunks[0].config
+        # Stages that tell each other the shape wait for the device at every micro-batch; the schedule works it out.
+        config.variable_seq_lengths = self.groups.pp_size > 1 and not _one_shape(windows[0])
         schedules = quiet_import("megatron.core.pipeline_parallel.schedules")
         with device_backend(self.groups.device):
             schedules.get_forward_backward_func()(
@@ -340,6 +343,12 @@ class PolicyStep:
             # What the training pass saw against what the statistics pass promised: 0 when the replay is exact.
             means["replay_error"] = abs(seen - context.ess)
         return means
+
+
+def _one_shape(window: ReplayWindow[MicroBatch]) -> bool:
+    """Whether all hidden states of the step have the shape that Megatron derives from the first micro-batch's."""
+    batches = window.items
+    return all(b.cp_group is None and b.tokens.shape == batches[0].tokens.shape for b in batches)
 
 
 def _no_tokens(device: torch.device) -> Tensor:
