@@ -218,7 +218,7 @@ def test_runs_list_and_show_say_what_ran_and_how_to_run_it_again(start, tmp_path
     assert show_run(run.name, tmp_path / "runs") == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 10
-    assert shown[-1].endswith(f"p3o-launch run --preset {run / 'resolved.yaml'}")
+    assert shown[-1].endswith(f"p3o-launch runs rerun {run}")
     assert "reward 0.500 -> 0.500" in "\n".join(shown)
     with pytest.raises(UsageError, match="no runs below"):
         list_runs(tmp_path / "nothing")
