@@ -16,9 +16,15 @@ def catalogue() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _entries(folder: str) -> Iterator[str]:
+def described(folder: str) -> Iterator[tuple[str, str]]:
+    """(name, description) of the shipped presets of one folder."""
     for name in names(folder):
         path = shipped(name, folder)
         root = load(path).root if path else None
         entry = root.value.get("description") if root else None
-        yield f"  {name:<26}{entry.node.value if entry else ''}".rstrip()
+        yield name, str(entry.node.value) if entry else ""
+
+
+def _entries(folder: str) -> Iterator[str]:
+    for name, description in described(folder):
+        yield f"  {name:<26}{description}".rstrip()

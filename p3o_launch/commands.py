@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from p3o_launch import completion
 from p3o_launch.console import known_format, report, unbroken, validate_files
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from p3o_launch.presets import resolve_name
@@ -16,22 +17,55 @@ app = typer.Typer(
     name="p3o-launch",
     help="Validate and run P3O presets on Megatron.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 runs_app = typer.Typer(help="Records of runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(runs_app, name="runs")
 
-FORMAT_NAMES = "|".join(FORMATS)
-Sets = Annotated[list[str], typer.Option("--set", metavar="PATH=VALUE", help="Override one setting; may be repeated.")]
-Profile = Annotated[str | None, typer.Option(metavar="NAME", help="Hardware profile, such as a100x4 or cpu.")]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="|".join(FORMATS),
+        help="How findings are printed.",
+        autocompletion=completion.complete_format,
+    ),
+]
+Sets = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override one setting; may be repeated.",
+        autocompletion=completion.complete_setting,
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Hardware profile, such as a100x4 or cpu.",
+        autocompletion=completion.complete_profile,
+    ),
+]
 Recipe = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Model, data and batch: formal_4b, formal_0p6b, smoke.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Model, data and batch: formal_4b, formal_0p6b, smoke.",
+        autocompletion=completion.complete_recipe,
+    ),
 ]
 
 PresetName = Annotated[
-    str, typer.Option("--preset", metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.")
+    str,
+    typer.Option(
+        "--preset",
+        metavar="FILE_OR_NAME",
+        help="Preset file, or a shipped one's name.",
+        autocompletion=completion.complete_preset,
+    ),
 ]
 Target = Annotated[str, typer.Option(metavar="builtin|relax", help="What trains: this package, or Relax as a Ray job.")]
 RayAddress = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; local without.")]
@@ -59,9 +93,14 @@ def _root(
 @app.command()
 def validate(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE_OR_NAME...", help="Preset files, or names of shipped ones.")
+        list[str],
+        typer.Argument(
+            metavar="FILE_OR_NAME...",
+            help="Preset files, or names of shipped ones.",
+            autocompletion=completion.complete_preset,
+        ),
     ],
-    format_: Annotated[str, typer.Option("--format", metavar=FORMAT_NAMES, help="How findings are printed.")] = "text",
+    format_: Format = "text",
     set_: Sets = [],  # noqa: B006 - typer reads the default and never changes it
     profile: Profile = None,
     recipe: Recipe = None,
@@ -78,7 +117,13 @@ def lint(
         list[str] | None, typer.Argument(metavar="[OVERRIDE...]", help="verl, NeMo-RL: a.b=c, +a.b=c, ~a.b.")
     ] = None,
     framework: Annotated[
-        str, typer.Option("--from", metavar="relax|slime|megatron|verl|nemo_rl", help="Whose configuration it is.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="relax|slime|megatron|verl|nemo_rl",
+            help="Whose configuration it is.",
+            autocompletion=completion.complete_framework,
+        ),
     ] = "",
     target: Annotated[
         str | None, typer.Option("--as", metavar="p3o", help="Judge it as P3O with whole-step ESS.")
@@ -87,7 +132,7 @@ def lint(
     gpus: Annotated[int | None, typer.Option(metavar="N", help="Trainer GPUs, where the file does not say.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Their product name, such as A100-40GB.")] = None,
     facts: Annotated[bool, typer.Option("--facts", help="Print the facts as JSON instead of findings.")] = False,
-    format_: Annotated[str, typer.Option("--format", metavar=FORMAT_NAMES, help="How findings are printed.")] = "text",
+    format_: Format = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
 ) -> None:
     """Judge another framework's configuration by the same rules."""
@@ -104,7 +149,9 @@ def lint(
 
 @app.command()
 def explain(
-    code: Annotated[str | None, typer.Argument(help="Code or name of a rule.")] = None,
+    code: Annotated[
+        str | None, typer.Argument(help="Code or name of a rule.", autocompletion=completion.complete_rule)
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every rule.")] = False,
 ) -> None:
     """What a rule says, why, how to mend it, and its source."""
@@ -132,7 +179,10 @@ def schema() -> None:
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset to show.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A preset to show.", autocompletion=completion.complete_preset),
+    ] = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="With its inheritance resolved and origins.")] = False,
     set_: Sets = [],  # noqa: B006
     profile: Profile = None,
@@ -158,27 +208,42 @@ def presets(
     sys.stdout.write(annotated(result))
 
 
+Arm = typer.Argument(metavar="FILE_OR_NAME", autocompletion=completion.complete_preset)
+
+
 @app.command()
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A")],
-    right: Annotated[str, typer.Argument(metavar="B")],
-    paired: Annotated[bool, typer.Option("--paired", help="Fail when more than the algorithm differs.")] = False,
+    left: Annotated[str, Arm],
+    right: Annotated[str, Arm],
+    paired: Annotated[bool, typer.Option("--paired", help="Fail when more than the declared factor differs.")] = False,
+    factor: Annotated[
+        list[str],
+        typer.Option(metavar="PATH", help="With --paired: what may differ (default: the algorithm); may be repeated."),
+    ] = [],  # noqa: B006
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="With --paired: the seeds both arms run with.")
+    ] = None,
+    format_: Format = "text",
     set_: Sets = [],  # noqa: B006
     profile: Profile = None,
     recipe: Recipe = None,
 ) -> None:
     """How two presets differ after resolution."""
+    known_format(format_)
+    if not paired and (factor or seeds is not None or format_ != "text"):
+        raise UsageError("--factor, --seeds and --format need --paired", hint="add --paired")
     from p3o_launch.check import check_file
-    from p3o_launch.resolve import difference_text, differences, undeclared
+    from p3o_launch.paired import factors, judge_pair, seed_list
+    from p3o_launch.resolve import difference_text, differences
 
+    own, named = factors(factor), seed_list(seeds)
     sides = [check_file(resolve_name(name), overrides=set_, profile=profile, recipe=recipe) for name in (left, right)]
     dumps = [unbroken(side).model_dump() for side in sides]
     found = differences(*dumps)
-    sys.stdout.write(difference_text(found))
-    extra = undeclared(found)
-    if paired and extra:
-        typer.echo(f"{len(extra)} of {len(found)} differences are not the algorithm's own", err=True)
-        raise typer.Exit(EXIT_FINDINGS)
+    if format_ == "text":
+        sys.stdout.write(difference_text(found))
+    if paired:
+        raise typer.Exit(report([judge_pair(sides[0], sides[1], own, named)], format_))
     typer.echo("no differences" if not found else f"{len(found)} differences", err=True)
 
 

@@ -107,4 +107,5 @@ def all_guards() -> dict[str, Rule]:
         import_module(f"p3o_launch.guards_{family}")
     import_module("p3o_launch.rules_file")
     import_module("p3o_launch.rules_import")
+    import_module("p3o_launch.rules_pair")
     return dict(sorted(_RULES.items()))

@@ -26,6 +26,7 @@ def preset_schema() -> dict[str, Any]:
         for field in shape.get("properties", {}).values():
             _accept_number_text(field)
             field.pop("title", None)
+    schema["properties"]["ignore"]["propertyNames"] = {"pattern": "^P3O[0-9]{3}$"}
     schema["properties"] = {**_DIRECTIVES, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -1,6 +1,7 @@
 """Golden pairs: ``tests/data/err/CODE_what.yaml`` and the exact report ``.out``; near misses in ``tests/data/ok``.
 
-A first line ``# args: --set a.b=c --profile cpu --recipe smoke`` gives the command line's part. After a wanted change
+A first line ``# args: --set a.b=c --profile cpu --recipe smoke`` gives the command line's part; with ``--paired OTHER``
+the file is judged as the second arm of a comparison. After a wanted change
 of a message, ``P3O_LAUNCH_UPDATE_GOLDEN=1 pytest tests/unit/test_golden_reports.py`` writes the reports anew; read the
 difference before you commit it.
 """
@@ -15,14 +16,18 @@ import pytest
 
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.guards import all_guards
+from p3o_launch.paired import factors, judge_pair, seed_list
 from p3o_launch.report import format_text
 from p3o_launch.rules_file import FILE_RULES
+from p3o_launch.rules_pair import PAIR_RULES
 
 DATA = Path(__file__).parents[1] / "data"
 ERR = sorted((DATA / "err").glob("*.yaml"))
 OK = sorted((DATA / "ok").glob("*.yaml"))
 # Guards and file rules. The others need a machine, a run directory or imported arguments; a crash is in test_check.py.
-RULES_OF_PRESETS = [code for code, rule in all_guards().items() if rule.body or code in FILE_RULES.keys() - {"P3O901"}]
+RULES_OF_PRESETS = [
+    code for code, rule in all_guards().items() if rule.body or code in (FILE_RULES | PAIR_RULES).keys() - {"P3O901"}
+]
 
 
 def code_of(path: Path) -> str:
@@ -36,8 +41,15 @@ def check_golden(path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckResult:
     pairs = list(zip(words[::2], words[1::2], strict=True))
     options = dict(pairs)
     overrides = [value for option, value in pairs if option == "--set"]
-    assert {option for option, _ in pairs} <= {"--set", "--profile", "--recipe"}
-    return check_file(path.name, overrides=overrides, profile=options.get("--profile"), recipe=options.get("--recipe"))
+    assert {option for option, _ in pairs} <= {"--set", "--profile", "--recipe", "--paired", "--seeds", "--factor"}
+    result = check_file(
+        path.name, overrides=overrides, profile=options.get("--profile"), recipe=options.get("--recipe")
+    )
+    if "--paired" not in options:
+        return result
+    assert not result.findings
+    named = factors([value for option, value in pairs if option == "--factor"])
+    return judge_pair(check_file(options["--paired"]), result, named, seed_list(options.get("--seeds")))
 
 
 @pytest.mark.parametrize("path", ERR, ids=lambda path: path.stem)
