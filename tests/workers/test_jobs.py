@@ -58,7 +58,8 @@ class Head:
         words = [str(BIN / "ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
         words += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
         words += ["--node-ip-address=127.0.0.1", f"--temp-dir={self.temp}", "--disable-usage-stats"]
-        words += ["--object-store-memory=200000000"]
+        # The agent's port is fixed unless it is named: two heads on one machine would fight for it.
+        words += ["--object-store-memory=200000000", f"--dashboard-agent-listen-port={free_port()}"]
         self.log = root / "head.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log, start_new_session=True)
@@ -156,7 +157,7 @@ def test_a_relax_job_gets_exactly_the_arguments_from_run_and_from_the_script_and
     assert "the trainer ran" in done.stderr
     place.launch("run", *options, "--dry-run", "--output", "x.sh")
     # Another address in the shell must not win over the one that was resolved.
-    environment = place.head.environment | {"RAY_ADDRESS": "http://127.0.0.1:1", "P3O_PYTHON": sys.executable}
+    environment = place.head.environment | {"RAY_ADDRESS": "http://127.0.0.1:1", "P3O_PYTHON": str(BIN / "python3")}
     script = subprocess.run(
         ["bash", "x.sh"], cwd=place.root, env=environment, capture_output=True, text=True, check=False, timeout=JOB_S
     )
@@ -168,7 +169,8 @@ def test_a_relax_job_gets_exactly_the_arguments_from_run_and_from_the_script_and
     for run, record in zip(runs, records, strict=True):
         seen = json.loads((run / "seen.json").read_text())
         assert seen["arguments"] == record["arguments"]
-        assert (seen["temperature"], seen["x"]) == ("1.2", HOSTILE)
+        # Ray itself replaces $NAME in the values of a runtime environment; the shell must not touch them.
+        assert (seen["temperature"], seen["x"]) == ("1.2", os.path.expandvars(HOSTILE))
         assert record["submission_id"] == f"p3o-{run.name}"
         assert (record["status"], record["exit_code"]) == ("succeeded", 0)
         assert "the trainer ran" in (run / "logs" / "launch.log").read_text()

@@ -16,6 +16,8 @@ from p3o_launch.errors import RunError
 POLL_S = 0.5
 STOP_S = 60.0
 LOST_CONTACT_S = 60.0
+AGENT_S = 60.0
+_NO_AGENT = "No available agent"
 _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 
 
@@ -50,9 +52,18 @@ class JobServer:
     def submit(self, submission_id: str, words: Sequence[str], runtime_env: Mapping[str, Any]) -> None:
         """Start a job. ``words``: the command; each reaches it as it is, through the one shell that Ray runs."""
         with _as_run_error("the job was not accepted"):
-            self._client.submit_job(
-                entrypoint=shlex.join(words), submission_id=submission_id, runtime_env=dict(runtime_env)
-            )
+            deadline = time.monotonic() + AGENT_S
+            while True:
+                try:
+                    self._client.submit_job(
+                        entrypoint=shlex.join(words), submission_id=submission_id, runtime_env=dict(runtime_env)
+                    )
+                    return
+                except RuntimeError as error:
+                    # A head that has just come up answers before the agent that runs its jobs does.
+                    if _NO_AGENT not in str(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(POLL_S)
 
     def state(self, submission_id: str) -> JobState:
         """How the job stands."""
