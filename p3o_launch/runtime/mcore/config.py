@@ -100,7 +100,6 @@ def _parallelism(model: Model, parallel: Parallel, dtype: torch.dtype) -> dict[s
         # told apart by order alone, and two ranks disagree on it.
         "batch_p2p_comm": vpp is None,
         "overlap_p2p_comm": vpp is not None,
-        "deallocate_pipeline_outputs": True,
     }
 
 
@@ -113,6 +112,8 @@ def _numbers(model: Model, precision: Precision, device: str) -> dict[str, Any]:
         "fp8": precision.fp8,
         "fp8_recipe": precision.fp8_recipe or "delayed",
         "attention_softmax_in_fp32": precision.attention_softmax_in_fp32,
+        # Virtual stages do not wait for what they send: on a GPU the stream keeps the memory until then, gloo does not.
+        "deallocate_pipeline_outputs": gpu,
         "deterministic_mode": precision.deterministic_mode and gpu,
         "calculate_per_token_loss": True,
         "attention_backend": quiet_import("megatron.core.transformer.enums").AttnBackend[model.attention_backend],
