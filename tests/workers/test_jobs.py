@@ -86,6 +86,14 @@ class Head:
         shutil.rmtree(self.temp, ignore_errors=True)
 
 
+def own_repository(directory: Path) -> None:
+    """A git repository that nobody else commits to while the test compares records."""
+    (directory / ".gitignore").write_text("*\n")
+    author = ["-c", "user.name=test", "-c", "user.email=test@example.invalid"]
+    for words in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "empty"]):
+        subprocess.run(["git", "-C", str(directory), *words], check=True)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -107,6 +115,7 @@ class Place:
 
     def __init__(self, head: Head, root: Path) -> None:
         self.head, self.root = head, root
+        own_repository(root)
         (root / "model $(touch owned)").mkdir()
         (root / "model $(touch owned)" / "config.json").write_text("{}")
         (root / "prompts 'a'.jsonl").write_text("{}\n")
@@ -182,7 +191,8 @@ def test_a_relax_job_gets_exactly_the_arguments_from_run_and_from_the_script_and
         for run, record in zip(runs, records, strict=True)
     ]
     assert own[0] == own[1]
-    assert [(run / "command.sh").read_text() for run in runs] == [(place.root / "x.sh").read_text()] * 2
+    for run in runs:
+        assert (run / "command.sh").read_text().splitlines() == (place.root / "x.sh").read_text().splitlines()
     assert not list(place.root.rglob("owned"))
 
 
