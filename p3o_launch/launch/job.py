@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from p3o_launch.check import CheckResult
@@ -38,10 +38,6 @@ class Job:
     def arguments_in(self, directory: str) -> list[str]:
         """The arguments of a run in ``directory``."""
         return [argument.replace(RUN_DIR, directory) for argument in self.arguments]
-
-    def with_facts(self, **facts: Any) -> Job:
-        """The same job with more to record."""
-        return replace(self, facts={**self.facts, **facts})
 
     @property
     def runtime_env(self) -> dict[str, Any]:

@@ -202,9 +202,12 @@ def finish(record: RunRecord, outcome: str, exit_code: int, failure: dict[str, A
         record.update(status=outcome, exit_code=exit_code, failure=failure, ended=utc_now())
 
 
-def write_run_dir(directory: Path, job: Job) -> RunRecord:
-    """Fill a new run directory: record, resolved preset, arguments, and the script that does it again."""
-    facts = {**job.facts, "command_line": list(sys.argv)}
+def write_run_dir(directory: Path, job: Job, **facts: Any) -> RunRecord:
+    """Fill a new run directory: record, resolved preset, arguments, and the script that does it again.
+
+    ``facts``: what else the record says.
+    """
+    facts = {**job.facts, "command_line": list(sys.argv), **facts}
     data = begin(directory, facts, job.arguments_in(str(directory)))
     write_atomic(directory / "resolved.yaml", redact_text(resolved_yaml(job.preset)))
     write_atomic(directory / "command.sh", run_script(job))

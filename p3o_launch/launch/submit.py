@@ -84,8 +84,8 @@ class Submission:
             preset = self.job.preset
             directory = create_run_dir(Path(preset.logging.output_root), preset.name, preset.seed.seed)
             name = f"p3o-{directory.name}"
-            job = self._recorded(name)
-            write_run_dir(directory, job)
+            job = self.job
+            write_run_dir(directory, job, ray_address=self.address, submission_id=name)
             self.write(f"run directory {directory}\n")
             relax = job.target == "relax"
             try:
@@ -105,10 +105,6 @@ class Submission:
             if relax:
                 after_run(preset.logging.post_command, directory, RunRecord.load(directory).status)
             return code
-
-    def _recorded(self, name: str) -> Job:
-        """The job with what the record says of its cluster."""
-        return self.job.with_facts(ray_address=self.address, submission_id=name)
 
 
 def entry_words(job: Job, directory: Path) -> list[str]:

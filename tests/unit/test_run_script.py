@@ -249,6 +249,10 @@ def test_shellcheck_has_nothing_to_say(tmp_path, target):
 
 def test_running_the_script_and_running_run_leave_the_same_record(tmp_path):
     """Volatile are the run's id, its times, its process, and the words it was started with; nothing else."""
+    (tmp_path / ".gitignore").write_text("*\n")  # a repository that nobody else commits to in the meantime
+    author = ["-c", "user.name=test", "-c", "user.email=test@example.invalid"]
+    for words_ in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "empty"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words_], check=True)
     preset = tmp_path / "mine.yaml"
     preset.write_text(yaml.safe_dump(tiny_preset(cluster={"env": {"X": "a 'b' $c"}}).model_dump(exclude_none=True)))
     fake = launcher(tmp_path, f'exec {shlex.quote(sys.executable)} {shlex.quote(str(HERE / "fake_launch.py"))} "$@"')
@@ -275,14 +279,14 @@ def test_running_the_script_and_running_run_leave_the_same_record(tmp_path):
     left, right = ({key: value for key, value in record.items() if key not in volatile} for record in records)
     assert left == right
     assert files[0] == files[1]
-    words_ = subprocess.run(
+    said = subprocess.run(
         ["bash", "-c", 'eval "a=($(cat resolved_args.txt))"; printf "%s\\0" "${a[@]}"'],
         cwd=only_run(tmp_path / "run"),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert words_.stdout.split("\0")[:-1] == records[0]["arguments"]
+    assert said.stdout.split("\0")[:-1] == records[0]["arguments"]
 
 
 def test_the_recorder_in_the_script_is_one_program_without_clashing_names():
