@@ -29,6 +29,7 @@ FAMILIES = (
     "rollout",
     "precision",
     "resources",
+    "memory",
     "identity",
     "checkpoint",
     "runtime",

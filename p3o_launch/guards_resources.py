@@ -8,22 +8,10 @@ from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, printable, shown, version_of
 from p3o_launch.guards import GuardContext, Rule, guard, register
 from p3o_launch.hardware import find_gpu
+from p3o_launch.memory import GIB, LOGITS_COPIES, logits_bytes
 
-GIB = 2**30
-# float32 logits, the softmax that the backward pass reads, and the gradient.
-LOGITS_COPIES = 3
 # Weights, gradients, optimizer state and activations need the other half.
 LOGITS_SHARE = 0.5
-
-
-def logits_bytes(context: GuardContext) -> int:
-    """Float32 blocks [tokens, vocabulary / TP] that one micro-batch of the longest samples holds at once [bytes]."""
-    preset, sizes = context.preset, context.topology
-    batch = preset.batch
-    tokens = batch.micro_batch_size * -(-sizes.max_tokens_per_sample // sizes.cp)
-    if batch.use_dynamic_batch_size:
-        tokens = batch.max_tokens_per_gpu or 0
-    return tokens * -(-preset.model.vocab_size // sizes.tp) * 4 * LOGITS_COPIES
 
 
 @guard(
@@ -44,7 +32,7 @@ def logits_memory(context: GuardContext) -> Iterator[Finding]:
     gpu = find_gpu(preset.cluster.gpu)
     if preset.cluster.device != "cuda" or gpu is None or gpu.memory_gib is None or context.topology.dp is None:
         return
-    needed, room = logits_bytes(context), gpu.memory_gib * GIB * LOGITS_SHARE
+    needed, room = logits_bytes(preset, context.topology), gpu.memory_gib * GIB * LOGITS_SHARE
     if needed <= room:
         return
     dynamic = preset.batch.use_dynamic_batch_size

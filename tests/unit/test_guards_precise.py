@@ -15,7 +15,7 @@ RING = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WO
 DETERMINISTIC = {"precision.deterministic_mode": True}
 DYNAMIC = {"batch.use_dynamic_batch_size": True, "batch.max_tokens_per_gpu": 4608}
 FP8 = {"precision.fp8": "hybrid", "precision.fp8_recipe": "tensorwise", "cluster.gpu": "H100-80GB"}
-MOE = {"model.num_experts": 8}
+MOE = {"model.num_experts": 8, "model.moe_ffn_hidden_size": 384}
 
 ACCEPTED: list[tuple[str, Changes]] = [
     ("nothing changed", {}),
@@ -413,8 +413,18 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
     ("bf16 on the CPU", ["508"], {**CPU, "precision.bf16": True}),
     ("FP8 on the CPU", ["508"], {**CPU, "precision.fp8": "hybrid", "precision.fp8_recipe": "tensorwise"}),
     ("flash in float32", ["509"], {"precision.bf16": False, "model.attention_backend": "flash"}),
-    ("flash on a T4", ["509"], {"model.attention_backend": "flash", "cluster.gpu": "T4"}),
-    ("float64 on a GPU", ["119"], {"precision.bf16": False, "precision.params_dtype": "float64"}),
+    (
+        "flash on a T4",
+        ["509"],
+        {"model.attention_backend": "flash", "cluster.gpu": "T4", "rollout.max_response_len": 128},
+    ),
+    (
+        "float64 on a GPU",
+        ["119"],
+        {"precision.bf16": False, "precision.params_dtype": "float64", "rollout.max_response_len": 128},
+    ),
+    # A lower bound on memory is no reason to refuse; without the split of Adam's state this one does not fit.
+    ("a large model", ["603"], {"model.num_layers": 80}),
     ("evaluation without prompts", ["414"], {"evaluation.interval": 5, "data.eval_prompt_data": None}),
     ("evaluation after the end", ["415"], {"evaluation.interval": 12, "evaluation.before_train": False}),
     # 6xx
