@@ -23,12 +23,35 @@ register(
 )
 register(
     Rule(
+        "P3O702",
+        "resume-finds-nothing",
+        Severity.ERROR,
+        why="The run ended before its first checkpoint was complete, or all of them were removed: there is nothing to "
+        "go on from, and starting over under the same name would hide that.",
+        fix="Start a new run; checkpoint.save_interval decides how early the next one can be resumed.",
+        source="design rule of p3o-launch: a resume that loads nothing is not a resume",
+        allows="Any complete checkpoint, also an older one beside an interrupted save.",
+    )
+)
+register(
+    Rule(
+        "P3O706",
+        "objective-changed-on-resume",
+        Severity.ERROR,
+        why="The second half of the run would optimise something else than the first, under one name and one curve.",
+        fix="Resume with the run's own resolved.yaml, or start a new run with the new settings.",
+        source="design rule of p3o-launch: settings are compared with those recorded in the run's directory",
+        allows="Other parallel sizes (the checkpoint is resharded); cluster, evaluation, checkpoint, logging.",
+    )
+)
+register(
+    Rule(
         "P3O703",
         "resume-does-nothing",
         Severity.ERROR,
         why="The stored checkpoint already stands at or past the number of optimizer steps the preset asks for: the "
         "resumed run would load everything, make no step and look like a success.",
-        fix="Raise batch.num_rollout above the stored one, or start a new run.",
+        fix="The run is complete: start a new one, or repeat it with `p3o-launch runs rerun`.",
         source="design rule of p3o-launch: a run that makes zero steps is not a success",
         allows="A resume with at least one step left.",
     )

@@ -19,8 +19,8 @@ from p3o_launch.launch.record import RunRecord, find_run, utc_now
 from p3o_launch.runtime.mcore.checkpoint_dirs import latest
 from p3o_launch.schema import Preset
 
-# What may differ from the recorded preset without moving what is trained.
-_FREE = ("description", "ignore", "cluster", "checkpoint", "logging", "evaluation")
+# What may differ from the recorded preset without moving the objective: a checkpoint is resharded for another layout.
+_FREE = ("description", "ignore", "cluster", "checkpoint", "logging", "evaluation", "parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,14 @@ def find_resumption(preset: Preset, name: str) -> Resumption:
     changed = changed_settings(recorded_data(directory), resolved_data(preset))
     if changed:
         raise PreflightError(
-            f"the preset is not the one {directory.name} was started with: {', '.join(changed[:5])} differ",
+            f"P3O706 the preset is not the one {directory.name} was started with: {', '.join(changed[:5])} differ "
+            "[objective-changed-on-resume]",
             hint=f"resume with --preset {directory / 'resolved.yaml'}, or start a new run",
         )
     checkpoint = latest(directory / "checkpoints")
     if checkpoint is None:
         raise PreflightError(
-            f"{directory.name} has no complete checkpoint to resume from",
+            f"P3O702 {directory.name} has no complete checkpoint to resume from [resume-finds-nothing]",
             hint="start a new run; checkpoint.save_interval makes the next one resumable",
         )
     return Resumption(directory, record, checkpoint)

@@ -112,7 +112,7 @@ def test_a_finished_run_has_nothing_to_resume(job, tmp_path, capsys):
 
 
 def test_a_changed_objective_is_refused_and_named(job, broken):
-    with pytest.raises(PreflightError, match=r"algorithm\.clip_high, optimizer\.lr differ"):
+    with pytest.raises(PreflightError, match=r"P3O706 .*algorithm\.clip_high, optimizer\.lr differ"):
         job(Ranks(), resume=broken.name, optimizer={"lr": 0.5}, algorithm={"clip_high": 0.3})
     assert RunRecord.load(broken).status == "failed"
 
@@ -127,7 +127,7 @@ def test_settings_that_move_nothing_may_change():
 def test_a_run_without_a_complete_checkpoint_is_refused(job, broken):
     for checkpoint in (broken / "checkpoints").iterdir():
         (checkpoint / "checkpoint.json").unlink()
-    with pytest.raises(PreflightError, match="no complete checkpoint"):
+    with pytest.raises(PreflightError, match="P3O702 .* no complete checkpoint"):
         job(Ranks(), resume=broken.name)
 
 
