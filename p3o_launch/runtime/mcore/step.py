@@ -45,6 +45,9 @@ MEANS = (
 """What a step reports per token: token sums, added over micro-batches and ranks, divided by N."""
 SUMS = (*MEANS, "s1", "s2", "tokens")
 
+_NOTHING, _GRADIENT, _FIGURES = 0, 1, 2
+"""What a rank saw of a figure that is not finite, by weight: the highest on any rank tells who saw it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -136,7 +139,7 @@ class PolicyStep:
         try:
             return step_context(total)
         except NonFiniteRatioError as error:
-            raise self._located(error, bool(local[3] > 0), step) from None
+            raise self._located(error, _FIGURES if local[3] > 0 else _NOTHING, step) from None
 
     @torch.no_grad()
     def stats_pass(self, windows: Sequence[ReplayWindow[MicroBatch]]) -> Tensor:
@@ -289,15 +292,16 @@ class PolicyStep:
         TP ranks of the last stage hold replicas: only the first of each adds its sums.
         """
         counts = self.groups.is_last_stage and self.groups.tp_rank == 0
-        seen = failed[1] | ~torch.isfinite(sums).all() | ~self._gradients_finite()
-        verdict = (failed[0] | seen).double().reshape(1)
+        seen = failed[1] | ~torch.isfinite(sums).all()
+        spoilt = ~self._gradients_finite()
+        verdict = (failed[0] | seen | spoilt).double().reshape(1)
         message = torch.cat([sums.nan_to_num() if counts else torch.zeros_like(sums), verdict])
         if self.groups.world_size > 1:
             dist.all_reduce(message)
         *values, bad_ranks = message.tolist()
         if bad_ranks:
             error = NonFiniteRatioError("a ratio, the loss or a gradient of this optimizer step is not finite")
-            raise self._located(error, bool(seen), step)
+            raise self._located(error, _FIGURES if seen else _GRADIENT if spoilt else _NOTHING, step)
         return dict(zip(SUMS, values, strict=True))
 
     def _gradients_finite(self) -> Tensor:
@@ -307,13 +311,16 @@ class PolicyStep:
                 finite = finite.logical_and(torch.isfinite(buffer.grad_data.sum()))
         return finite
 
-    def _located(self, error: NonFiniteRatioError, seen_here: bool, step: int) -> NonFiniteRatioError:
-        """Name the step and the ranks that saw it. Every rank comes here: the verdict was reduced before."""
-        seen: list[bool] = [seen_here]
+    def _located(self, error: NonFiniteRatioError, seen_here: int, step: int) -> NonFiniteRatioError:
+        """Name the step and the ranks that saw it. Every rank comes here: the verdict was reduced before.
+
+        Gradients are summed over DP before anyone looks, so they accuse a rank only where no rank's own figures do.
+        """
+        seen: list[int] = [seen_here]
         if self.groups.world_size > 1:
-            seen = [False] * self.groups.world_size
+            seen = [_NOTHING] * self.groups.world_size
             dist.all_gather_object(seen, seen_here)
-        ranks = tuple(rank for rank, saw in enumerate(seen) if saw)
+        ranks = tuple(rank for rank, saw in enumerate(seen) if saw != _NOTHING and saw == max(seen))
         where = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
         text = f"optimizer step {step}: {error.message}" + (f" (seen on {where})" if ranks else "")
         return NonFiniteRatioError(text, step=step, ranks=ranks, hint=error.hint)
