@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import ARGUMENTS, CONFIG, PAPER, dropout_findings, named, replays
+from p3o_launch.guard_tools import ARGUMENTS, CONFIG, PAPER, both, dropout_findings, named, replays
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.hardware import find_gpu
 
@@ -255,4 +255,32 @@ def moe_numerics(context: GuardContext) -> Iterator[Finding]:
             f"{named(context.preset, 'model.num_experts')}: engine and trainer route near ties differently, which "
             "lowers the ESS for numerical reasons",
             "check train/p3o/ess of the first step, then ignore P3O211 with that figure",
+        )
+
+
+@guard(
+    "P3O315",
+    "kernel-may-differ-between-passes",
+    Severity.WARNING,
+    why="With tensor and context parallelism together, Transformer Engine chooses among several attention kernels by "
+    "shape and by whether gradients are wanted. The statistics pass wants none, so it may get another kernel than the "
+    "training pass, and the frozen cap then belongs to slightly other ratios.",
+    fix="Set model.attention_backend to one kernel: flash, fused or unfused.",
+    source="NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and --attention-backend in " + ARGUMENTS,
+    allows="Any written backend but auto; TP 1 or CP 1; the CPU; objectives with one forward.",
+    ignorable=True,
+)
+def kernel_may_differ_between_passes(context: GuardContext) -> Iterator[Finding]:
+    preset, sizes = context.preset, context.topology
+    path = "model.attention_backend"
+    if not replays(preset) or preset.cluster.device != "cuda" or sizes.dp is None:
+        return
+    if sizes.tp > 1 and sizes.cp > 1 and preset.model.attention_backend == "auto":
+        spread = [f"parallel.{field}" for field in ("tensor_model_parallel_size", "context_parallel_size")]
+        yield Finding(
+            path,
+            f"{named(preset, path)} with {both(named(preset, size) for size in spread)}: the statistics pass may use "
+            "another attention kernel than the training pass",
+            "set model.attention_backend: flash",
+            related=tuple(spread),
         )

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, printable, shown, version_of
+from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, printable, replays, shown, version_of
 from p3o_launch.guards import GuardContext, guard
+from p3o_launch.guards_loss import is_stale_as_on_policy
 from p3o_launch.guards_objective import corrections
 from p3o_launch.sampling_rules import FIELDS, knob_of, same_name
 
@@ -338,3 +339,28 @@ def sample_longer_than_model(context: GuardContext) -> Iterator[Finding]:
         f"use rollout.max_prompt_len {room} or less" if room > 0 else f"use less than {positions}",
         related=("rollout.max_response_len", "model.max_position_embeddings"),
     )
+
+
+@guard(
+    "P3O410",
+    "no-staleness-bound",
+    Severity.WARNING,
+    why="Under asynchronous generation a sample may be as old as the queue is long. Without a bound the ratios drift "
+    "as the engine falls behind, and two runs of one preset see different ages.",
+    fix="Write rollout.max_staleness: the number of rollouts a sample may be older than the trainer.",
+    source="https://arxiv.org/abs/2505.24298",
+    allows="A written bound, also of 0; rollouts in turn with training, which update_weights_interval bounds.",
+    ignorable=True,
+)
+def no_staleness_bound(context: GuardContext) -> Iterator[Finding]:
+    preset = context.preset
+    # Under p3o's step scope fully_async is refused (P3O204); with a recomputed denominator so is staleness (P3O114).
+    if not preset.rollout.fully_async or replays(preset) or is_stale_as_on_policy(preset):
+        return
+    if "max_staleness" not in preset.rollout.model_fields_set:
+        yield Finding(
+            "rollout.fully_async",
+            "rollout.fully_async is true and rollout.max_staleness is absent: nothing bounds the age of a sample",
+            "write rollout.max_staleness: 1",
+            related=("rollout.max_staleness",),
+        )

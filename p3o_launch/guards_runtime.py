@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from p3o_launch.schema import Preset
 
 _CODE = "P3O119"
+# It asks for a bound, which makes the runtime no more asynchronous.
+_ABOUT_FULLY_ASYNC = "P3O410"
 # Truncation the megatron engine performs; the other sampling settings it does not know.
 _ENGINE_KNOWS = ("top_p", "top_k")
 
@@ -100,7 +102,6 @@ LIMITS = (
         "set algorithm.use_kl_in_reward: false",
     ),
     Limit("model.lora_rank", _on("model.lora_rank"), "trains all weights", "set model.lora_rank: 0"),
-    _value("model.num_experts", "loads dense checkpoints only"),
     _value("model.custom_forward_hook_path", "registers no hooks"),
     _switch("model.enable_mtp_training", "builds no multi-token-prediction layers"),
     Limit(
@@ -229,7 +230,7 @@ def _refused_elsewhere(context: GuardContext) -> set[str]:
     """Paths that take part in a finding of any other rule."""
     paths: set[str] = set()
     for rule in all_guards().values():
-        if rule.body is None or rule.code == _CODE:
+        if rule.body is None or rule.code in (_CODE, _ABOUT_FULLY_ASYNC):
             continue
         try:
             for finding in rule.body(context):

@@ -53,6 +53,7 @@ def judge_pair(
     found = [item for item in undeclared(differences(a.model_dump(), b.model_dump()), own) if item.path not in _SEEDS]
     findings = [_differs(item, left, right) for item in found]
     findings += _seed_findings(a, b, left, right, own, seeds)
+    findings += _backend_findings(right, b, own)
     ordered = tuple(sorted(findings, key=lambda finding: finding.sort_key))
     result = CheckResult(right.source, b, ordered)
     result.chain = (*right.chain, *left.chain)
@@ -85,6 +86,15 @@ def _seed_findings(
         message = f"both arms run with one seed, {seeds[0] if seeds else values[0][0]}: seed noise cannot be told apart"
         position = _place(right, _SEEDS[0])
         yield pair_finding("P3O803", position, message, "run several and say so: --seeds 42,43,44", "seed.seed")
+
+
+def _backend_findings(right: CheckResult, b: Preset, own: tuple[Path, ...]) -> Iterator[LocatedFinding]:
+    path = ("model", "attention_backend")
+    declared = any(path[: len(prefix)] == prefix for prefix in own)
+    if b.cluster.device == "cuda" and b.model.attention_backend == "auto" and not declared:
+        message = "model.attention_backend (auto) leaves each arm's attention kernel to Transformer Engine"
+        hint = "set model.attention_backend: flash in both arms"
+        yield pair_finding("P3O506", _place(right, path), message, hint, ".".join(path))
 
 
 def _rollout_seed(preset: Preset) -> int:

@@ -1,4 +1,4 @@
-"""Metadata of the rules about two presets that are to be compared (8xx); ``paired.py`` emits them."""
+"""Metadata of the rules about two presets that are to be compared (8xx and 506); ``paired.py`` emits them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ def _rule(code: str, name: str, severity: Severity, why: str, fix: str, source: 
 PAIR_RULES: dict[str, Rule] = {
     rule.code: rule
     for rule in (
+        _rule(
+            "P3O506",
+            "attention-backend-auto",
+            Severity.WARNING,
+            "Under `auto`, Transformer Engine chooses the attention kernel by version, GPU and shape. Two arms, or two"
+            " machines, may then compute with different kernels, whose rounding differs.",
+            "Set model.attention_backend to one kernel in both arms: flash, fused or unfused.",
+            "--attention-backend in https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",
+            "A single preset; the CPU, where `auto` has one kernel to choose; a comparison of backends, declared with"
+            " `--factor model.attention_backend`.",
+        ),
         _rule(
             "P3O801",
             "pair-differs",

@@ -243,7 +243,12 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
     ("adapter with dropout", ["203"], {"model.lora_rank": 1, "model.lora_dropout": 0.1}),
     ("adapter without dropout", ["119"], {"model.lora_rank": 1}),
     ("streaming", ["204"], {"rollout.fully_async": True, "rollout.max_staleness": 2}),
-    ("streaming in micro-batch scope", ["119"], {**MICRO, "rollout.fully_async": True}),
+    ("streaming in micro-batch scope", ["119", "410"], {**MICRO, "rollout.fully_async": True}),
+    (
+        "bounded streaming in micro-batch scope",
+        ["119"],
+        {**MICRO, "rollout.fully_async": True, "rollout.max_staleness": 0},
+    ),
     ("router jitter", ["210", "211"], {**MOE, "model.moe_input_jitter_eps": 0.01}),
     ("sinkhorn", ["210", "211"], {**MOE, "model.moe_router_load_balancing_type": "sinkhorn"}),
     ("forced balance", ["210", "211"], {**MOE, "model.moe_router_force_load_balancing": True}),

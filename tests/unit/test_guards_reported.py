@@ -192,6 +192,7 @@ def test_auxiliary_losses_are_recorded_and_not_refused() -> None:
     """Case 67."""
     changes = {
         "model.num_experts": 8,
+        "model.moe_ffn_hidden_size": 384,
         "model.moe_router_load_balancing_type": "aux_loss",
         "model.moe_aux_loss_coeff": 0.001,
         "model.moe_z_loss_coeff": 0.001,

@@ -11,7 +11,7 @@ from p3o_launch.errors import UsageError
 from p3o_launch.paired import factors, judge_pair, seed_list
 from p3o_launch.presets import names, shipped
 
-BASE = Path(__file__).parents[1] / "data" / "base.yaml"
+BASE = Path(__file__).parents[1] / "data" / "arm.yaml"
 ARMS = [name for name in names() if f"grpo_{name}" in names()]
 
 
