@@ -103,6 +103,18 @@ def replay_guard(
         yield
 
 
+@contextmanager
+def undo_on_error(rng_states: Iterable[StatePair] = ()) -> Iterator[None]:
+    """Put the random streams of :func:`replay_guard` back when the body raises, and only then."""
+    streams = [(set_, get()) for get, set_ in (*_torch_streams(), *rng_states)]
+    try:
+        yield
+    except BaseException:
+        for set_, state in streams:
+            set_(state)
+        raise
+
+
 def _torch_streams() -> list[StatePair]:
     streams: list[StatePair] = [(torch.get_rng_state, torch.set_rng_state)]
     if torch.cuda.is_available():

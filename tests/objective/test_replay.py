@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from p3o_launch.runtime.replay import ReplayWindow, replay_guard, unique_iterators
+from p3o_launch.runtime.replay import ReplayWindow, replay_guard, undo_on_error, unique_iterators
 
 
 class PassFailed(Exception):
@@ -102,3 +102,27 @@ def test_a_rewound_pass_sees_the_same_tokens_and_the_same_dropout() -> None:
         stats_pass = [torch.dropout(x, 0.5, train=True) for x in window]
     train_pass = [torch.dropout(x, 0.5, train=True) for x in window]
     assert all(map(torch.equal, stats_pass, train_pass))
+
+
+def test_undo_on_error_puts_streams_back_only_when_the_body_raises() -> None:
+    extra = {"state": 1}
+    pair = (lambda: extra["state"], lambda state: extra.update(state=state))
+    before = torch.get_rng_state()
+
+    def draw() -> None:
+        torch.rand(3)
+        extra["state"] = 2
+
+    def fail() -> None:
+        with undo_on_error([pair]):
+            draw()
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert extra == {"state": 1}
+    with undo_on_error([pair]):
+        draw()
+    assert not torch.equal(torch.get_rng_state(), before)
+    assert extra == {"state": 2}

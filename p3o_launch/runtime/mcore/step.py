@@ -28,7 +28,7 @@ from p3o_launch.runtime.mcore.cpu_backend import device_backend
 from p3o_launch.runtime.mcore.groups import ParallelGroups
 from p3o_launch.runtime.mcore.logprobs import token_entropy, token_log_probs
 from p3o_launch.runtime.objective import StepContext, ess_moments, p3o_token_terms, ppo_clip_terms, step_context
-from p3o_launch.runtime.replay import ReplayWindow, StatePair, replay_guard
+from p3o_launch.runtime.replay import ReplayWindow, StatePair, replay_guard, undo_on_error
 
 LossFunc = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 
@@ -115,7 +115,8 @@ class PolicyStep:
                 self.context = self.frozen_context(windows, step)
                 seconds["stats_pass_s"] = time.perf_counter() - started
             started = time.perf_counter()
-            sums = self.train_pass(windows, step)
+            with undo_on_error(self.rng_states):  # a single-pass step may draw: dropout
+                sums = self.train_pass(windows, step)
             seconds["train_pass_s"] = time.perf_counter() - started
             context = self.context
         finally:
