@@ -104,9 +104,13 @@ def guard(
 
 def all_guards() -> dict[str, Rule]:
     """Every rule by code, sorted; loads the families on first use."""
-    for family in FAMILIES:
-        import_module(f"p3o_launch.guards_{family}")
-    import_module("p3o_launch.rules_file")
-    import_module("p3o_launch.rules_import")
-    import_module("p3o_launch.rules_pair")
+    if not _LOADED:
+        for family in FAMILIES:
+            import_module(f"p3o_launch.guards_{family}")
+        for module in ("rules_file", "rules_import", "rules_pair"):
+            import_module(f"p3o_launch.{module}")
+        _LOADED.append(True)
     return dict(sorted(_RULES.items()))
+
+
+_LOADED: list[bool] = []

@@ -8,6 +8,7 @@ Source: NVIDIA's compute-capability list and product data sheets. Memory in GiB 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 Capability = tuple[int, int]
@@ -81,6 +82,7 @@ _LONGEST = 4
 _LARGEST_GIB = 320
 
 
+@lru_cache(maxsize=256)
 def find_gpu(name: str | None) -> Gpu | None:
     """The product a declared name means; None when the name is absent or unknown."""
     if name is None:

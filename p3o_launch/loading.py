@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from p3o_launch.diagnostics import LocatedFinding, Position
@@ -119,7 +120,7 @@ class _Loader:
         return None
 
     def text(self, text: str, path: str, origin: str, open_files: tuple[str, ...]) -> Iterator[_Layer]:
-        tree, findings = parse(text, path, origin)
+        tree, findings = _parsed(text, path, origin)
         self.findings += findings
         if tree is None or not isinstance(tree.value, dict):
             self.stuck = True
@@ -174,6 +175,13 @@ class _Loader:
         for layer in self.file(path, f"{kind} {name}", (), position):
             if layer.tree is not None:
                 yield layer
+
+
+@lru_cache(maxsize=128)
+def _parsed(text: str, path: str, origin: str) -> tuple[Node | None, tuple[LocatedFinding, ...]]:
+    """A file's tree. Presets share parents, profiles and recipes; nothing below changes a tree once it is parsed."""
+    tree, findings = parse(text, path, origin)
+    return tree, tuple(findings)
 
 
 class Oversized(Exception):

@@ -137,7 +137,7 @@ def _sexagesimal(sign: str, body: str) -> int | float:
 
 def trap(raw: str) -> str | None:
     """What an unquoted number means that does not look like it: ``"010 is octal ..."``; None when it is plain."""
-    if len(raw) > _MAX_NUMBER_TEXT:
+    if not raw or raw[0] not in "+-0123456789" or len(raw) > _MAX_NUMBER_TEXT:
         return None
     if _OCTAL.fullmatch(raw) and raw.strip("+-0_"):
         return f"{raw} is octal in YAML 1.1 and means {scalar(raw)}"
