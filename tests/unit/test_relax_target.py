@@ -226,3 +226,19 @@ def test_every_setting_is_said_refused_or_left_unsaid_with_a_reason():
             path = f"{group}.{field}"
             assert (path in seen) != (path in relax.UNSAID), path
     assert {*relax.UNSAID, *relax._ONLY} <= {f"{group}.{field}" for group, fields in FIELDS.items() for field in fields}
+
+
+@pytest.mark.parametrize("name", [name for name in names() if f"grpo_{name}" in names() and "quantized" not in name])
+def test_the_two_arms_of_a_pair_differ_in_the_objectives_flags_alone(name):
+    p3o, grpo = lines(relax_arguments(preset(name))), lines(relax_arguments(preset(f"grpo_{name}")))
+    assert {flag for flag in {*p3o, *grpo} if p3o.get(flag) != grpo.get(flag)} == {
+        "--advantage-estimator",
+        "--p3o-ess-scope",
+        "--p3o-kl-mode",
+        "--clip-low",
+        "--clip-high",
+        "--eps-clip",
+        "--eps-clip-high",
+        *OWN_NAMES,
+    }
+    assert relax_environment(preset(name)) == relax_environment(preset(f"grpo_{name}"))
