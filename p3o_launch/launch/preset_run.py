@@ -42,7 +42,7 @@ from p3o_launch.runtime.driver import (
     ray_cluster,
 )
 from p3o_launch.runtime.loop import LoopState, Row, Sink
-from p3o_launch.runtime.mcore.checkpoint_dirs import prune
+from p3o_launch.runtime.mcore.checkpoint_dirs import latest, prune
 from p3o_launch.runtime.metrics import JsonlSink, RolloutSink, TensorBoardSink
 from p3o_launch.runtime.plan import RunPlan, make_plan
 from p3o_launch.runtime.signals import StopRequest
@@ -199,7 +199,11 @@ class PresetRun:
 def finish(record: RunRecord, outcome: str, exit_code: int, failure: dict[str, Any] | None = None) -> None:
     """Write how the run ended. The first end that is written stays."""
     if record.status in status.UNFINISHED:
-        record.update(status=outcome, exit_code=exit_code, failure=failure, ended=utc_now())
+        # Ranks finish a save that the driver was stopped in.
+        kept = latest(record.directory / "checkpoints")
+        newest = str(kept.relative_to(record.directory)) if kept is not None else record.data.get("last_checkpoint")
+        ended = utc_now()
+        record.update(status=outcome, exit_code=exit_code, failure=failure, ended=ended, last_checkpoint=newest)
 
 
 def write_run_dir(directory: Path, job: Job, **facts: Any) -> RunRecord:
