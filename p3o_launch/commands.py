@@ -319,6 +319,25 @@ def verify(
     raise typer.Exit(measure(world, layouts, format_, device))
 
 
+@app.command()
+def doctor(
+    preset: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE_OR_NAME]", help="A preset to check too.", autocompletion=completion.complete_preset
+        ),
+    ] = None,
+    profile: Profile = None,
+    recipe: Recipe = None,
+    set_: Sets = [],  # noqa: B006
+    format_: Annotated[str, typer.Option("--format", metavar="text|json", help="How the report is printed.")] = "text",
+) -> None:
+    """What this machine can run: packages, GPUs, disk, network; with a preset, its files and data too."""
+    from p3o_launch.launch.doctor import doctor as examine
+
+    raise typer.Exit(examine(preset, set_, profile, recipe, format_))
+
+
 @runs_app.command("list")
 def runs_list(root: Annotated[str, typer.Argument(metavar="[ROOT]", help="Directory of runs.")] = "runs") -> None:
     """List the runs below a directory, with their status."""

@@ -56,6 +56,19 @@ register(
         allows="A resume with at least one step left.",
     )
 )
+register(
+    Rule(
+        "P3O704",
+        "dirty-tree",
+        Severity.WARNING,
+        why="The code that runs is not the commit the record names. The difference is saved with the run (git.patch, "
+        "untracked files by their hash), but nobody else can check it out.",
+        fix="Commit first. With `--strict` the launch is refused.",
+        source="design rule of p3o-launch: a record names the code that ran",
+        allows="validate and run --dry-run; a directory that is in no git repository; ignored files.",
+        ignorable=True,
+    )
+)
 
 
 # Below this many rollouts a run is quickly repeated.

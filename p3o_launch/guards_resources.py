@@ -219,6 +219,20 @@ _KINDS = {bool: "a boolean", int: "a number", float: "a number"}
 
 register(
     Rule(
+        "P3O604",
+        "disk-nearly-full",
+        Severity.WARNING,
+        why="Checkpoints hold weights and Adam's state: several times the model. A disk that fills up ends the run at "
+        "a save, and a node whose disk is nearly full is refused by Ray, which spills objects to it.",
+        fix="Free space, choose another logging.output_root, or lower checkpoint.keep.",
+        source="RAY_local_fs_capacity_threshold (0.95) of Ray; parameter and optimizer bytes of docs/memory.md",
+        allows="validate, which looks at no machine; a disk with room for checkpoint.keep + 1 checkpoints that stays "
+        "below 95 % full.",
+        ignorable=True,
+    )
+)
+register(
+    Rule(
         "P3O608",
         "working-dir-too-large",
         Severity.ERROR,

@@ -138,7 +138,12 @@ def activation_bytes(preset: Preset, sizes: Topology) -> int:
 def optimizer_bytes(preset: Preset, sizes: Topology) -> int:
     """Adam's state of one rank [bytes]."""
     shards = (sizes.dp or 1) * sizes.cp if preset.parallel.use_distributed_optimizer else 1
-    return -(-stage_parameters(preset) * _ADAM[parameter_bytes(preset)] // shards)
+    return -(-state_bytes(preset) // shards)
+
+
+def state_bytes(preset: Preset) -> int:
+    """Adam's state for one tensor- and pipeline-parallel rank's parameters, on however many ranks it is spread."""
+    return stage_parameters(preset) * _ADAM[parameter_bytes(preset)]
 
 
 def gradient_bytes(preset: Preset) -> int:

@@ -143,7 +143,7 @@ def examine(text: str, overrides: tuple[str, ...] = (), profile: str | None = No
         assert finding.code in all_guards()
         place = finding.position
         if place.file.startswith("--set"):
-            assert place.line <= len(overrides)
+            assert 1 <= place.line <= sum(override.count("\n") + 1 for override in overrides)
             continue
         lines = texts[place.file].split("\n")
         assert 1 <= place.line <= len(lines), finding

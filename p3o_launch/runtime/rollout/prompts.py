@@ -6,6 +6,7 @@ Read whole and checked before any actor starts: a run must not fail at its thous
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,15 @@ def load_prompts(preset: Preset, tokenizer: Encoder, split: Literal["train", "ev
         reasons = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items()) or "the file is empty"
         raise DataError(f"{source} holds no usable prompt ({reasons})", path=source)
     return PromptSet(prompts, preset.seed.seed, data.shuffle and split == "train", skipped)
+
+
+def prompt_lengths(preset: Preset, tokenizer: Encoder, split: Literal["train", "eval"], limit: int) -> list[int]:
+    """Tokens of the first ``limit`` usable prompts of ``split``, of any length. Raises DataError."""
+    source = preset.data.prompt_data if split == "train" else preset.data.eval_prompt_data
+    if source is None:
+        return []
+    records = itertools.islice(_records(source, split, preset.data, {}), limit)
+    return [len(tokenizer.encode(record.text, chat=preset.data.apply_chat_template)) for record in records]
 
 
 @dataclass(frozen=True, slots=True)
