@@ -31,9 +31,9 @@ from p3o_launch.runtime.mcore.checkpoint_dirs import complete, latest
 from p3o_launch.runtime.metrics import read_jsonl
 
 TINY = Path(__file__).parents[1] / "tests" / "data" / "run" / "tiny.yaml"
-ROLLOUTS = 24
-END_S = 90.0
-START_S = 180.0
+ROLLOUTS = 120
+END_S = 120.0
+START_S = 400.0
 # What a step took is not what it computed.
 VOLATILE = ("time", "perf/", "tok/s")
 
@@ -82,7 +82,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         words = [sys.executable, "-m", "p3o_launch", "run", "--preset", str(TINY)]
-        for setting in (f"batch.num_rollout={ROLLOUTS}", "checkpoint.save_interval=2", "logging.tensorboard=false"):
+        for setting in (f"batch.num_rollout={ROLLOUTS}", "checkpoint.save_interval=5", "logging.tensorboard=false"):
             words += ["--set", setting]
         words += ["--resume", self.resume] if self.resume else []
         self.log = self.work / "output"
@@ -205,6 +205,7 @@ class Campaign:
         # A resumed process that was killed before it took the run over leaves the record of the end before.
         untouched = self.current is not None and RunRecord.load(directory).data["process"]["pid"] != launch.process.pid
         if status == "succeeded":
+            self.outcomes[f"{kind}: after the end"] += 1
             self.finished(launch)
             return
         need(untouched or status in expected, f"{kind}: status {status}, exit code {code}", launch)

@@ -12,7 +12,9 @@ from p3o_launch.fields import FIELDS
 from p3o_launch.importers import Request, lint_file
 from p3o_launch.importers.flags import table
 from p3o_launch.launch import relax
+from p3o_launch.launch.job import make_job
 from p3o_launch.launch.relax import RUN_DIR, relax_arguments, relax_environment
+from p3o_launch.launch.script import run_script
 from p3o_launch.presets import names, shipped
 from p3o_launch.schema import Preset
 
@@ -242,3 +244,13 @@ def test_the_two_arms_of_a_pair_differ_in_the_objectives_flags_alone(name):
         *OWN_NAMES,
     }
     assert relax_environment(preset(name)) == relax_environment(preset(f"grpo_{name}"))
+
+
+@pytest.mark.parametrize("name", ["on_policy", "grpo_temp_0p6"])
+def test_the_linter_reads_the_generated_script_too(name, tmp_path):
+    made = make_job(check_file(shipped(name)), preset(name), target="relax")
+    (tmp_path / "launch.sh").write_text(run_script(made))
+    read = lint_file(str(tmp_path / "launch.sh"), Request("relax", (), (), None, "A100-80GB", None))
+    assert read.check.findings == ()
+    assert read.facts is not None
+    assert read.facts.preset.batch == preset(name).batch
