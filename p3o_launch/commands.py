@@ -267,13 +267,16 @@ def run(
     output: Annotated[str | None, typer.Option(metavar="FILE", help="With --dry-run: write the script there.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Run directory to carry on from.")] = None,
     clear_proxies: ClearProxies = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning refuses the launch.")] = False,
 ) -> None:
     """Validate a preset, make a run directory, and train."""
     resolve_name(preset)  # an unknown name is a usage error, before anything is loaded
     from p3o_launch.launch.run_command import run_preset
 
     overrides = _with_address(set_, recipe, ray_address)
-    code = run_preset(preset, profile, overrides, dry_run, output, resume, target=target, clear_proxies=clear_proxies)
+    code = run_preset(
+        preset, profile, overrides, dry_run, output, resume, target=target, clear_proxies=clear_proxies, strict=strict
+    )
     raise typer.Exit(code)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from p3o_launch.check import CheckResult, check_file
-from p3o_launch.diagnostics import LocatedFinding
+from p3o_launch.diagnostics import LocatedFinding, Severity
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from p3o_launch.launch.job import PROXIES, Job, make_job
+from p3o_launch.launch.launch_warnings import launch_warnings
 from p3o_launch.launch.preflight import Request, asset_findings, machine_findings, require_packages
 from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.launch.resume import find_resumption, nothing_left
@@ -32,13 +33,14 @@ def run_preset(
     run_dir: Path | None = None,
     target: str = "builtin",
     clear_proxies: bool = False,
+    strict: bool = False,
 ) -> int:
     """Run ``preset``, a file or a shipped name; the exit code.
 
     Findings go to standard output, everything else to standard error. ``resume``: carry on that run, in its directory.
     ``dry_run`` prints the script of the run (or writes it to ``output``) and starts nothing. ``run_dir``: use exactly
-    this directory. ``clear_proxies``: without the shell's proxy variables. Raises what the run failed with, after its
-    record says so.
+    this directory. ``clear_proxies``: without the shell's proxy variables. ``strict``: a warning refuses the launch.
+    Raises what the run failed with, after its record says so.
     """
     if output is not None and not dry_run:
         raise UsageError("--output needs --dry-run", hint="a run's own directory is below logging.output_root")
@@ -58,6 +60,10 @@ def run_preset(
     if found:
         return _report(result, found)
     _without_proxies(job)
+    warned = launch_warnings(result, result.preset)
+    _print_findings(result.source, warned, sys.stdout)
+    if strict and (warned or result.count(Severity.WARNING)):
+        return EXIT_FINDINGS
     if target == "relax":
         return Submission(job, jobs_address(job.address)).execute()
     require_packages()

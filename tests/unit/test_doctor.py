@@ -186,6 +186,26 @@ def test_disk_for_the_checkpoints_that_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert launch_warnings(check_text(f"extends: {BASE}\n"), ignoring) == []
 
 
+def test_a_dirty_tree_refuses_a_strict_launch_and_no_other(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "code.py").write_text("x = 1\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), *author, "commit", "-q", "-m", "one"], check=True)
+    preset = check_text(f"extends: {BASE}\n").preset
+    assert preset is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = check_text(f"extends: {BASE}\n")
+        assert "P3O704" not in [finding.code for finding in launch_warnings(result, preset)]
+        (tmp_path / "code.py").write_text("x = 2\n")
+        assert "P3O704" in [finding.code for finding in launch_warnings(result, preset)]
+    done = run("run", "--preset", "on_policy", "--profile", "cpu", "--strict", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "warning P3O704 the working tree at" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_report_counts_every_state() -> None:
     listed = [Check("a", "ok", "x"), Check("a", "error", "y", "mend it"), Check("b", "not checked", "z")]
     assert report_text(listed) == (

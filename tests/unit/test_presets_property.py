@@ -147,7 +147,7 @@ def examine(text: str, overrides: tuple[str, ...] = (), profile: str | None = No
             continue
         lines = texts[place.file].split("\n")
         assert 1 <= place.line <= len(lines), finding
-        assert 1 <= place.column <= len(lines[place.line - 1].rstrip("\r")) + 1, finding
+        assert 1 <= place.column <= len(lines[place.line - 1]) + 1, finding
     for name, formatter in FORMATS.items():
         printed = formatter([result], False)
         if name == "text":
