@@ -14,7 +14,7 @@ from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, MissingExtraError, Preflig
 from p3o_launch.presets import resolve_name
 from p3o_launch.runtime.local_ranks import run_local_ranks
 from p3o_launch.runtime.mcore.preload import MODULES
-from p3o_launch.runtime.verify import Layout, as_json, as_text, default_layouts, judge_all
+from p3o_launch.runtime.verify import Layout, as_json, as_text, default_layouts, every_layout, judge_all
 from p3o_launch.schema import Preset
 
 TIMEOUT_S = 900.0
@@ -23,14 +23,16 @@ TIMEOUT_S = 900.0
 def verify(world: int, patterns: Sequence[str], output_format: str, device: str) -> int:
     """Measure and print every layout that fits ``world`` processes; exit code 1 when one is out of tolerance.
 
-    ``patterns``: shell patterns of layout names, none means all. Raises UsageError for a pattern that matches nothing
-    or an unknown format, MissingExtraError without the runtime packages, RunError when a rank fails.
+    ``patterns``: shell patterns of layout names, from the default matrix and the whole grid; none means the default
+    matrix, ``*`` everything. Raises UsageError for a pattern that matches nothing or an unknown format,
+    MissingExtraError without the runtime packages, RunError when a rank fails.
     """
     if output_format not in ("text", "json"):
         raise UsageError(f"there is no format {output_format!r}", hint="use text or json")
     if device not in ("cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}", hint="use cpu or cuda")
-    layouts = chosen(default_layouts(world) if device == "cpu" else cuda_layouts(world), patterns)
+    everything = every_layout(world) if patterns else default_layouts(world)
+    layouts = chosen(everything if device == "cpu" else cuda_layouts(world), patterns)
     for package in ("torch", "megatron"):
         if find_spec(package) is None:
             raise MissingExtraError(package if package == "torch" else "megatron-core", "runtime")
@@ -54,8 +56,9 @@ def chosen(layouts: Sequence[Layout], patterns: Sequence[str]) -> list[Layout]:
         return list(layouts)
     for pattern in patterns:
         if not any(fnmatch(layout.name, pattern) for layout in layouts):
-            names = ", ".join(layout.name for layout in layouts)
-            raise UsageError(f"no layout is called {pattern!r}", hint=f"the layouts here are: {names}")
+            names = [layout.name for layout in layouts if not layout.name.startswith("grid ")]
+            names += ["'grid *'"] if len(names) < len(layouts) else []
+            raise UsageError(f"no layout is called {pattern!r}", hint=f"the layouts here are: {', '.join(names)}")
     named = [layout for layout in layouts if any(fnmatch(layout.name, pattern) for pattern in patterns)]
     kinds = {(layout.model, layout.dtype) for layout in named}
     references: dict[tuple[str, str], Layout] = {}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 Dtype = Literal["float64", "float32"]
@@ -119,6 +120,41 @@ def default_layouts(world: int) -> list[Layout]:
         Layout("float32 cp2 dp2", 4, cp=2, splits=2, dtype="float32"),
     ]
     return [layout for layout in layouts if layout.ranks <= world]
+
+
+def every_layout(world: int) -> list[Layout]:
+    """The default matrix, then the whole grid of sizes, splits and row forms that ``world`` processes can hold."""
+    default = default_layouts(world)
+    known = {replace(layout, name="") for layout in default}
+    return default + [layout for layout in _grid() if layout.ranks <= world and replace(layout, name="") not in known]
+
+
+def _grid() -> list[Layout]:
+    """{1, 2, 4} micro-batches x DP x CP x TP x PP on up to 4 ranks, padded and packed; virtual stages; experts."""
+    cuts = [
+        (tp, pp, cp, dp)
+        for tp, pp, cp, dp in product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 4))
+        if tp * pp * cp * dp <= 4
+    ]
+    layouts = []
+    for (tp, pp, cp, dp), splits, packed in product(cuts, (1, 2, 4), (False, True)):
+        plain = Layout("", tp * pp * cp * dp, tp=tp, pp=pp, cp=cp, splits=splits, packed=packed)
+        layouts += [plain, replace(plain, sequence_parallel=True)] if tp > 1 else [plain]
+        if pp == 2 and splits % pp == 0:  # four layers: two virtual stages of one layer on each of two ranks
+            layouts.append(replace(plain, vpp_layers=1, sequence_parallel=tp > 1))
+    experts = [Layout("", 2, ep=2, packed=True, model="moe"), Layout("", 4, pp=2, ep=2, splits=2, model="moe")]
+    experts += [Layout("", 4, cp=2, ep=2, model="moe"), Layout("", 4, tp=2, sequence_parallel=True, ep=2, model="moe")]
+    return [replace(layout, name=_described(layout)) for layout in layouts + experts]
+
+
+def _described(layout: Layout) -> str:
+    sizes = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep")}
+    parts = ["grid", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
+    parts += ["virtual"] if layout.vpp_layers else []
+    parts += ["sp"] if layout.sequence_parallel else []
+    parts += ["packed"] if layout.packed else []
+    parts += ["moe"] if layout.model == "moe" else []
+    return " ".join([*parts, f"split {layout.splits}"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -9,7 +10,16 @@ import pytest
 
 from p3o_launch.errors import UsageError
 from p3o_launch.launch.verify_command import chosen, cuda_layouts
-from p3o_launch.runtime.verify import Layout, Measurement, as_json, as_text, default_layouts, judge, judge_all
+from p3o_launch.runtime.verify import (
+    Layout,
+    Measurement,
+    as_json,
+    as_text,
+    default_layouts,
+    every_layout,
+    judge,
+    judge_all,
+)
 
 MEASURED = Measurement(
     tokens=55,
@@ -74,6 +84,22 @@ def test_the_default_matrix_covers_every_way_to_cut_a_step() -> None:
     assert {layout.splits for layout in layouts} >= {1, 2, 4}
     assert all(layout.tp * layout.pp * layout.cp * layout.dp == layout.ranks for layout in layouts)
     assert all(layout.ranks <= 2 for layout in default_layouts(2))
+
+
+def test_the_grid_adds_every_combination_of_sizes_once() -> None:
+    layouts = every_layout(4)
+    assert (
+        len({layout.name for layout in layouts})
+        == len({replace(layout, name="") for layout in layouts})
+        == len(layouts)
+    )
+    held = {(lay.tp, lay.pp, lay.cp, lay.dp, lay.splits, lay.packed) for lay in layouts if lay.model == "dense"}
+    for tp, pp, cp, dp in itertools.product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
+        for splits, packed in itertools.product((1, 2, 4), (False, True)):
+            assert ((tp, pp, cp, dp, splits, packed) in held) == (tp * pp * cp * dp <= 4)
+    assert all(layout.ranks <= 2 for layout in every_layout(2))
+    # The interleaved schedule takes micro-batches in rounds of the pipeline's size.
+    assert not [layout for layout in layouts if layout.vpp_layers and layout.splits % layout.pp]
 
 
 def test_layouts_are_chosen_with_the_reference_they_need() -> None:
