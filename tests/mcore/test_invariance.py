@@ -54,7 +54,7 @@ def _probe(env: RankEnv, preset: Preset, layouts: list[Layout], fault: str | Non
 
     if fault is not None:
         _FAULTS[fault]()
-    return probe.probe_layouts(env, preset, layouts)
+    return probe.probe_layouts(env, preset, layouts, env.directory)
 
 
 def _sum_over_all_ranks() -> None:

@@ -63,21 +63,23 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(FIRST_CHARACTER + ALPHABET.index(character) for character in text)
 
 
-def probe_layouts(env: RankEnv, base: Preset, layouts: Sequence[Layout]) -> list[dict[str, Any] | None]:
-    """On every rank: measure each layout in turn; None for the layouts this rank takes no part in."""
+def probe_layouts(
+    env: RankEnv, base: Preset, layouts: Sequence[Layout], directory: Path
+) -> list[dict[str, Any] | None]:
+    """On every rank: measure each layout in turn; None for the layouts this rank takes no part in.
+
+    ``directory`` keeps the references from one call to the next, and must be the same on all ranks.
+    """
     results: list[dict[str, Any] | None] = []
-    seen: set[tuple[str, str]] = set()
     for layout in layouts:
         init_method = env.new_init_method()  # advances on every rank, so that all name the same rendezvous
-        is_reference = (layout.model, layout.dtype) not in seen
-        seen.add((layout.model, layout.dtype))
         if env.rank >= layout.ranks:
             results.append(None)
             continue
-        plan = make_plan(preset_of(base, layout, env.directory), env.directory)
+        plan = make_plan(preset_of(base, layout, directory), directory)
         rank = MegatronRank(plan, env.rank, init_method)
         try:
-            results.append(_probe(rank, plan, layout, env.directory, is_reference))
+            results.append(_probe(rank, plan, layout, directory))
         finally:
             rank.close()
     return results
@@ -122,7 +124,10 @@ def preset_of(base: Preset, layout: Layout, directory: Path) -> Preset:
     )
 
 
-def _probe(rank: MegatronRank, plan: RunPlan, layout: Layout, directory: Path, is_reference: bool) -> dict[str, Any]:
+def _probe(rank: MegatronRank, plan: RunPlan, layout: Layout, directory: Path) -> dict[str, Any]:
+    file = directory / f"reference-{layout.model}-{layout.dtype}.pt"
+    # Only a layout of one rank comes first; in every other, rank 0 has left the file before it joins.
+    is_reference = layout.ranks == 1 and not file.exists()
     if is_reference and layout.model == "moe":
         _write_moe_checkpoint(plan, rank)
     rank.setup(rollout=False)
@@ -139,7 +144,6 @@ def _probe(rank: MegatronRank, plan: RunPlan, layout: Layout, directory: Path, i
         sums = rank.step.train_pass(windows, step=1)
     seconds = time.perf_counter() - started
     outcome: StepOutcome = rank.step.outcome(sums, context)
-    file = directory / f"reference-{layout.model}-{layout.dtype}.pt"
     gradients = {
         name: gradient.double().clone() for name, gradient in gathered(rank.chunks, rank.groups, gradients=True)
     }
