@@ -127,7 +127,7 @@ def test_settings_that_move_nothing_may_change():
 def test_a_run_without_a_complete_checkpoint_is_refused(job, broken):
     for checkpoint in (broken / "checkpoints").iterdir():
         (checkpoint / "checkpoint.json").unlink()
-    with pytest.raises(PreflightError, match="P3O702 .* no complete checkpoint"):
+    with pytest.raises(PreflightError, match=r"P3O702 .* no complete checkpoint"):
         job(Ranks(), resume=broken.name)
 
 
