@@ -19,15 +19,18 @@ LIFTED = "algorithm.ess_scope: micro_batch and grpo, which read each micro-batch
 @guard(
     "P3O201",
     "dropout-in-replay",
-    why="The ESS is measured in one forward pass and used in another. With dropout the two passes run two different "
-    "networks, and the cap belongs to neither. Megatron's default is 0.1, so leaving the setting out is enough.",
+    why="The engine samples without dropout, so with it the ratio, and the ESS, measure dropout noise. The noise is "
+    "drawn per micro-batch: the cap comes to depend on how the step is cut. Where random streams are not put back "
+    "between the two passes, these even run two networks. Megatron's default is 0.1: leaving it out is enough.",
     fix="Write model.attention_dropout: 0 and model.hidden_dropout: 0.",
     source=f"https://github.com/Human-Agent-Society/reef/pull/536; defaults in {ARGUMENTS}",
     allows=f"Dropout of an inactive block, such as an adapter of rank 0. {LIFTED}",
 )
 def dropout_in_replay(context: GuardContext) -> Iterator[Finding]:
     if replays(context.preset):
-        yield from dropout_findings(context.preset, "the statistics pass and the train pass run different networks")
+        yield from dropout_findings(
+            context.preset, "the ESS measures dropout noise, and the cap depends on how the step is cut"
+        )
 
 
 @guard(
@@ -66,8 +69,8 @@ def _has_fp8(context: GuardContext) -> bool:
 @guard(
     "P3O203",
     "lora-dropout",
-    why="Dropout inside the adapter makes the statistics pass and the train pass run different networks, as dropout "
-    "in the model does.",
+    why="Dropout inside the adapter does what dropout in the model does: the ESS measures its noise, and the cap "
+    "depends on how the step is cut into micro-batches.",
     fix="Set model.lora_dropout: 0.",
     source="https://github.com/ISEEKYAN/Megatron-LM/pull/75",
     allows=f"lora_dropout with lora_rank 0: there is no adapter. {LIFTED}",
@@ -77,8 +80,8 @@ def lora_dropout(context: GuardContext) -> Iterator[Finding]:
     if replays(preset) and preset.model.lora_rank > 0 and preset.model.lora_dropout > 0:
         yield Finding(
             "model.lora_dropout",
-            f"{named(preset, 'model.lora_dropout')} with {named(preset, 'model.lora_rank')}: the statistics pass and "
-            "the train pass run different adapters",
+            f"{named(preset, 'model.lora_dropout')} with {named(preset, 'model.lora_rank')}: the ESS "
+            "measures its noise, and the cap depends on how the step is cut",
             "set model.lora_dropout: 0",
             related=("model.lora_rank",),
         )
@@ -197,8 +200,9 @@ def full_iteration_cuda_graph(context: GuardContext) -> Iterator[Finding]:
 @guard(
     "P3O210",
     "nondeterministic-router",
-    why="Random jitter, random biases, forced balancing or the sinkhorn iteration give the same tokens other routes in "
-    "the second pass; a custom forward hook may do anything between the two.",
+    why="Random jitter, random biases, forced balancing and the sinkhorn iteration route a token by its neighbours in "
+    "the micro-batch or by chance: the cap depends on how the step is cut, and the engine routes otherwise. A custom "
+    "forward hook may do anything between the two passes.",
     fix="Remove the setting the message names.",
     source=f"moe_* settings in {CONFIG}; {RELAX_P3O}",
     allows=f"Auxiliary and z losses; router settings of a model without experts. {LIFTED}",
