@@ -20,6 +20,7 @@ from p3o_launch.importers.record import argument_record
 from p3o_launch.importers.slime import slime_facts
 from p3o_launch.importers.source import read_source
 from p3o_launch.importers.words import split
+from p3o_launch.loading import ChainFile
 from p3o_launch.rules_file import file_finding
 
 FRAMEWORKS = ("relax", "slime", "megatron", "verl", "nemo_rl")
@@ -61,7 +62,9 @@ def lint_file(path: str, request: Request) -> LintResult:
     text, name, findings = read_source(path)
     if text is None:
         return LintResult(CheckResult(name, None, tuple(findings)))
-    return lint_text(text, request, name)
+    result = lint_text(text, request, name)
+    result.check.chain = (ChainFile(name, text.encode(), ""),)  # reports show the source line
+    return result
 
 
 def lint_text(text: str, request: Request, file: str = "<text>") -> LintResult:

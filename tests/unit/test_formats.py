@@ -12,6 +12,7 @@ import pytest
 
 from p3o_launch.check import CheckResult, check_file, check_text
 from p3o_launch.diagnostics import LocatedFinding, Position, Severity
+from p3o_launch.importers import Request, lint_file
 from p3o_launch.report import FORMATS, format_full, format_github, format_json, format_sarif, format_text
 
 DATA = Path(__file__).parents[1] / "data"
@@ -154,3 +155,13 @@ def test_a_long_line_is_cut_around_the_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_format_needs_a_finding(name: str) -> None:
     assert isinstance(FORMATS[name]([], False), str)
+
+
+def test_lint_shows_the_argument_it_points_at(tmp_path: Path) -> None:
+    path = tmp_path / "launch.args"
+    path.write_text("--use-tis\n--rollout-top-p\n0.9\n--wandb-key\nhorse\n")
+    result = lint_file(str(path), Request("slime", target="p3o")).check
+    shown = format_full([result]).splitlines()
+    assert "    1 | --use-tis" in shown
+    assert "horse" not in format_full([result])
+    assert " | " not in format_text([result])
