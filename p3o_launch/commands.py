@@ -58,15 +58,14 @@ Recipe = Annotated[
     ),
 ]
 
-PresetName = Annotated[
-    str,
-    typer.Option(
-        "--preset",
-        metavar="FILE_OR_NAME",
-        help="Preset file, or a shipped one's name.",
-        autocompletion=completion.complete_preset,
-    ),
-]
+_PRESET = typer.Option(
+    "--preset",
+    metavar="FILE_OR_NAME",
+    help="Preset file, or a shipped one's name.",
+    autocompletion=completion.complete_preset,
+)
+PresetName = Annotated[str, _PRESET]
+OptionalPreset = Annotated[str | None, _PRESET]
 Target = Annotated[str, typer.Option(metavar="builtin|relax", help="What trains: this package, or Relax as a Ray job.")]
 RayAddress = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; local without.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]
@@ -257,7 +256,7 @@ def _with_address(overrides: list[str], recipe: str | None, ray_address: str | N
 
 @app.command()
 def run(
-    preset: PresetName,
+    preset: OptionalPreset = None,
     profile: Profile = None,
     recipe: Recipe = None,
     set_: Sets = [],  # noqa: B006
@@ -265,12 +264,16 @@ def run(
     ray_address: RayAddress = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would run, and stop.")] = False,
     output: Annotated[str | None, typer.Option(metavar="FILE", help="With --dry-run: write the script there.")] = None,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Run directory to carry on from.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Carry on this run, as its record says where no --preset is given."),
+    ] = None,
     clear_proxies: ClearProxies = False,
     strict: Annotated[bool, typer.Option("--strict", help="A warning refuses the launch.")] = False,
 ) -> None:
     """Validate a preset, make a run directory, and train."""
-    resolve_name(preset)  # an unknown name is a usage error, before anything is loaded
+    if preset is not None:
+        resolve_name(preset)  # an unknown name is a usage error, before anything is loaded
     from p3o_launch.launch.run_command import run_preset
 
     overrides = _with_address(set_, recipe, ray_address)

@@ -26,11 +26,12 @@ register(
         "P3O702",
         "resume-finds-nothing",
         Severity.ERROR,
-        why="The run ended before its first checkpoint was complete, or all of them were removed: there is nothing to "
-        "go on from, and starting over under the same name would hide that.",
-        fix="Start a new run; checkpoint.save_interval decides how early the next one can be resumed.",
+        why="The run's checkpoints were removed or damaged, or it saves none: there is nothing to go on from, and "
+        "starting over under the same name would hide that.",
+        fix="Start a new run with `p3o-launch runs rerun`; checkpoint.save_interval makes it one that can be resumed.",
         source="design rule of p3o-launch: a resume that loads nothing is not a resume",
-        allows="Any complete checkpoint, also an older one beside an interrupted save.",
+        allows="Any complete checkpoint, also an older one beside an interrupted save; a run that ended before its first "
+        "checkpoint was due, which begins again with its first step.",
     )
 )
 register(

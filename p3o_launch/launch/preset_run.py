@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from p3o_launch.launch.hooks import after_run, before_run
 from p3o_launch.launch.job import Job, make_job
 from p3o_launch.launch.preflight import load_inputs
 from p3o_launch.launch.progress import LiveProgress, PlainProgress, make_progress
+from p3o_launch.launch.quoting import word
 from p3o_launch.launch.record import RunRecord, process_facts, utc_now, write_atomic
 from p3o_launch.launch.recorder import begin
 from p3o_launch.launch.redact import redact_text
@@ -143,6 +145,7 @@ class PresetRun:
             inputs=inputs,
             sinks=sinks,
             checkpoint=self.resumption.checkpoint if self.resumption else None,
+            restart=self.resumption is not None,
             should_stop=stop,
             announce=progress.say,
             on_started=lambda job_id: record.update(ray_job_id=job_id),
@@ -158,6 +161,12 @@ class PresetRun:
             if state.optimizer_step == 0:
                 raise RunError("the run ended without one optimizer step", hint="look at batch.num_rollout")
         except RunInterrupted as error:
+            raise self._interrupted(record, stop) from error
+        except SystemExit as error:
+            if error.code != signal.SIGTERM:
+                raise
+            # While Ray starts, the handler in place is Ray's own: it exits with the signal's number.
+            stop.received = stop.received or signal.SIGTERM
             raise self._interrupted(record, stop) from error
         except BaseException as error:
             code = error.exit_code if isinstance(error, P3OLaunchError) else EXIT_INTERNAL
@@ -184,7 +193,7 @@ class PresetRun:
         """Write down that a signal ended the run; the error that says so to the user."""
         told = RunInterrupted(
             f"the run was stopped by {stop.name} after {record.data['steps_done']} steps",
-            hint=f"its record is in {record.directory}",
+            hint=f"it goes on with: p3o-launch run --resume {word(str(record.directory))}",
         )
         finish(record, status.INTERRUPTED, EXIT_INTERRUPTED, failure_facts(told))
         self._after(record)

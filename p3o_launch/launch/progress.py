@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +24,20 @@ _COLUMNS = (
 def step_text(row: Row) -> str:
     """The figures of one step that a reader follows; those the step does not have are left out."""
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in _COLUMNS if name in row)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Send what is still to be written nowhere, so that the interpreter's last flush does not fail either."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _resumed(state: LoopState) -> str:
+    if state == LoopState():
+        return "the run ended before its first checkpoint: it begins again with step 1"
+    return f"resumed after step {state.optimizer_step}"
 
 
 class _Figures:
@@ -46,12 +62,15 @@ class PlainProgress(Sink):
         self._figures = _Figures()
 
     def say(self, text: str) -> None:
-        """A line about what is being done."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        """A line about what is being done. A reader that has gone away (``| head``) does not end the run."""
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except OSError:
+            _silence(self._stream)
 
     def on_resume(self, state: LoopState) -> None:
-        self.say(f"resumed after step {state.optimizer_step}")
+        self.say(_resumed(state))
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         self.say(f"step {step}/{self._total}  {self._figures.text(row)}")
@@ -86,7 +105,7 @@ class LiveProgress(Sink):
         self._console.print(text, markup=False)
 
     def on_resume(self, state: LoopState) -> None:
-        self.say(f"resumed after step {state.optimizer_step}")
+        self.say(_resumed(state))
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         if not self._started:

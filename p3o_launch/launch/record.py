@@ -30,6 +30,7 @@ from p3o_launch.launch.record_file import (
 
 __all__ = [
     "CREATED",
+    "ENDED_EARLY",
     "FAILED",
     "INTERRUPTED",
     "LOST",
@@ -43,6 +44,9 @@ __all__ = [
     "utc_now",
     "write_atomic",
 ]
+
+
+ENDED_EARLY = (INTERRUPTED, FAILED, LOST)
 
 
 @dataclass

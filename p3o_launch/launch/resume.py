@@ -15,6 +15,7 @@ from p3o_launch.guards import all_guards
 from p3o_launch.launch import record as status
 from p3o_launch.launch.arguments import resolved_data
 from p3o_launch.launch.preflight import place_of
+from p3o_launch.launch.quoting import word
 from p3o_launch.launch.record import RunRecord, find_run, utc_now
 from p3o_launch.runtime.mcore.checkpoint_dirs import latest
 from p3o_launch.schema import Preset
@@ -25,16 +26,19 @@ _FREE = ("description", "ignore", "cluster", "checkpoint", "logging", "evaluatio
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A run to carry on: its directory, its record, and the checkpoint it goes on from."""
+    """A run to carry on: its directory, its record, and the checkpoint it goes on from.
+
+    ``checkpoint`` is None for a run that ended before its first one: it begins again, in its directory.
+    """
 
     directory: Path
     record: RunRecord
-    checkpoint: Path
+    checkpoint: Path | None
 
     @property
     def rollouts_done(self) -> int:
         """Rollouts the checkpoint holds; its name says so."""
-        return int(self.checkpoint.name.rpartition("_")[2])
+        return int(self.checkpoint.name.rpartition("_")[2]) if self.checkpoint is not None else 0
 
     def reopen(self) -> None:
         """Make the record that of this process. What ended before stays in ``earlier``."""
@@ -44,7 +48,7 @@ class Resumption:
             **status.process_facts(),
             status=status.CREATED,
             earlier=[*data.get("earlier", ()), past],
-            resumed_from=str(self.checkpoint.relative_to(self.directory)),
+            resumed_from=str(self.checkpoint.relative_to(self.directory)) if self.checkpoint is not None else None,
             resumed=utc_now(),
             ended=None,
             exit_code=None,
@@ -70,12 +74,34 @@ def find_resumption(preset: Preset, name: str) -> Resumption:
             hint=f"resume with --preset {directory / 'resolved.yaml'}, or start a new run",
         )
     checkpoint = latest(directory / "checkpoints")
-    if checkpoint is None:
+    missing = _why_none(directory, record) if checkpoint is None else None
+    if missing is not None:
         raise PreflightError(
-            f"P3O702 {directory.name} has no complete checkpoint to resume from [resume-finds-nothing]",
-            hint="start a new run; checkpoint.save_interval makes the next one resumable",
+            f"P3O702 {directory.name} has no complete checkpoint to resume from: {missing} [resume-finds-nothing]",
+            hint=f"run it again from the start, in a new directory: p3o-launch runs rerun {word(str(directory))}",
         )
     return Resumption(directory, record, checkpoint)
+
+
+def _why_none(directory: Path, record: RunRecord) -> str | None:
+    """Why there is no checkpoint, when there ought to be one; None for a run that had not come to its first."""
+    named = record.data.get("last_checkpoint")
+    if named is not None:
+        return f"its record names {named}, which is gone or damaged"
+    damaged = sorted(path.name for path in (directory / "checkpoints").glob("[!.]*") if path.is_dir())
+    if damaged:
+        return f"{damaged[-1]} is damaged"
+    if recorded_data(directory).get("checkpoint", {}).get("save_interval") is None:
+        return "it saves none before its end (checkpoint.save_interval is not set)"
+    return None
+
+
+def recorded_run(name: str, root: str | Path = "runs") -> Path:
+    """The directory of the run ``name``, whose own ``resolved.yaml`` says how it goes on."""
+    directory = find_run(Path(root), name).absolute()
+    if not (directory / "resolved.yaml").is_file():
+        raise UsageError(f"{directory.name} holds no resolved.yaml: it ended before it was written")
+    return directory
 
 
 def nothing_left(result: CheckResult, preset: Preset, resumption: Resumption) -> list[LocatedFinding]:
@@ -99,7 +125,10 @@ def recorded_data(directory: Path) -> dict[str, Any]:
 
 
 def changed_settings(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Dotted names of settings that differ and matter to what is trained, sorted."""
+    """Dotted names of settings that differ and matter to what is trained, sorted.
+
+    More rollouts are the same run for longer, unless the learning rate is spread over the whole run.
+    """
     changed = []
     for group in sorted({*recorded, *wanted} - set(_FREE)):
         left, right = recorded.get(group), wanted.get(group)
@@ -107,4 +136,6 @@ def changed_settings(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[s
             changed += [f"{group}.{key}" for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
         elif left != right:
             changed.append(group)
-    return changed
+    optimizer = wanted.get("optimizer", {})
+    spread = optimizer.get("lr_decay_style") != "constant" or optimizer.get("lr_warmup_fraction") != 0.0
+    return [name for name in changed if spread or name != "batch.num_rollout"]

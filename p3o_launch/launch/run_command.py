@@ -15,7 +15,7 @@ from p3o_launch.launch.job import PROXIES, Job, make_job
 from p3o_launch.launch.launch_warnings import launch_warnings
 from p3o_launch.launch.preflight import Request, asset_findings, machine_findings, require_packages
 from p3o_launch.launch.preset_run import PresetRun
-from p3o_launch.launch.resume import find_resumption, nothing_left
+from p3o_launch.launch.resume import find_resumption, nothing_left, recorded_run
 from p3o_launch.launch.script import run_script
 from p3o_launch.launch.submit import Submission, jobs_address, package_findings
 from p3o_launch.presets import resolve_name
@@ -24,7 +24,7 @@ from p3o_launch.schema import Preset
 
 
 def run_preset(
-    preset: str,
+    preset: str | None,
     profile: str | None = None,
     overrides: Sequence[str] = (),
     dry_run: bool = False,
@@ -37,7 +37,8 @@ def run_preset(
 ) -> int:
     """Run ``preset``, a file or a shipped name; the exit code.
 
-    Findings go to standard output, everything else to standard error. ``resume``: carry on that run, in its directory.
+    Findings go to standard output, everything else to standard error. ``resume``: carry on that run, in its directory;
+    without a ``preset``, as the run's own ``resolved.yaml`` says.
     ``dry_run`` prints the script of the run (or writes it to ``output``) and starts nothing. ``run_dir``: use exactly
     this directory. ``clear_proxies``: without the shell's proxy variables. ``strict``: a warning refuses the launch.
     Raises what the run failed with, after its record says so.
@@ -46,6 +47,13 @@ def run_preset(
         raise UsageError("--output needs --dry-run", hint="a run's own directory is below logging.output_root")
     if resume is not None and target != "builtin":
         raise UsageError("--resume goes on with a run of the builtin target", hint="give Relax's own --load")
+    if dry_run and resume is not None:
+        raise UsageError("--dry-run has no script for --resume", hint="run the command itself: it writes nothing twice")
+    if preset is None:
+        if resume is None:
+            raise UsageError("--preset is missing", hint="`p3o-launch presets list` names the shipped ones")
+        resume = str(recorded_run(resume))
+        preset = f"{resume}/resolved.yaml"
     result = _checked(preset, profile, overrides)
     if result.has_errors or result.preset is None:
         return _report(result, result.findings)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from p3o_launch.errors import EXIT_OK, UsageError
-from p3o_launch.launch.record import RunRecord, find_run, find_runs
+from p3o_launch.launch.record import ENDED_EARLY, RunRecord, find_run, find_runs
 from p3o_launch.launch.summary import Summary, summarize
 
 _HEAD = ("run", "preset", "seed", "status", "steps", "reward", "started")
@@ -55,7 +55,6 @@ def show_lines(record: RunRecord) -> list[str]:
     """Ten lines."""
     data = record.data
     summary = summarize(record.directory, seconds_of(data))
-    rerun = shlex.join(["p3o-launch", "runs", "rerun", str(record.directory)])
     rows = {
         "run": f"{record.directory.name}  ({data.get('preset')}, {data.get('algorithm')}, seed {data.get('seed')})",
         "preset": _preset(data),
@@ -66,10 +65,18 @@ def show_lines(record: RunRecord) -> list[str]:
         "machine": _machine(data),
         "code": _code(data),
         "files": str(record.directory),
-        "run again": rerun,
+        "run again": _again(record),
     }
     width = max(len(label) for label in rows)
     return [f"{label:<{width}}  {text}" for label, text in rows.items()]
+
+
+def _again(record: RunRecord) -> str:
+    directory = str(record.directory)
+    rerun = shlex.join(["p3o-launch", "runs", "rerun", directory])
+    if record.status not in ENDED_EARLY or record.data.get("target", "builtin") != "builtin":
+        return rerun
+    return f"{rerun}; go on: {shlex.join(['p3o-launch', 'run', '--resume', directory])}"
 
 
 def _steps(data: Mapping[str, Any]) -> str:

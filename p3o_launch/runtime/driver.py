@@ -69,15 +69,16 @@ class Inputs:
 class Driver:
     """One run. ``run`` may be called once; ``close`` any number of times, also before ``run``.
 
-    ``checkpoint``: go on from there; the sinks are told where the loop stands. ``announce`` is told in a few words what
-    is being done. ``on_started`` is told the Ray job id, before the first rollout. ``after_cluster`` runs once the
-    cluster is up: Ray replaces signal handlers when it starts.
+    ``checkpoint``: go on from there; ``restart``: begin a run again that came to none. The sinks are told where the
+    loop stands. ``announce`` is told in a few words what is being done. ``on_started`` is told the Ray job id, before
+    the first rollout. ``after_cluster`` runs once the cluster is up: Ray replaces signal handlers when it starts.
     """
 
     plan: RunPlan
     inputs: Inputs
     sinks: Sequence[Sink] = ()
     checkpoint: Path | None = None
+    restart: bool = False
     should_stop: Callable[[], bool] = lambda: False
     announce: Callable[[str], None] = lambda text: None
     on_started: Callable[[str], None] = lambda job_id: None
@@ -127,11 +128,13 @@ class Driver:
         )
 
     def _initial_state(self, ranks: RanksLike) -> LoopState:
-        if self.checkpoint is None:
-            return LoopState()
-        self.announce(f"loading {self.checkpoint.name}")
-        extra = ranks.load_checkpoint(self.checkpoint)
-        state = LoopState(**{name.name: int(extra[name.name]) for name in fields(LoopState)})
+        state = LoopState()
+        if self.checkpoint is None and not self.restart:
+            return state
+        if self.checkpoint is not None:
+            self.announce(f"loading {self.checkpoint.name}")
+            extra = ranks.load_checkpoint(self.checkpoint)
+            state = LoopState(**{name.name: int(extra[name.name]) for name in fields(LoopState)})
         for sink in self.sinks:
             sink.on_resume(state)
         return state

@@ -39,7 +39,9 @@ class JsonlSink(Sink):
     def on_resume(self, state: LoopState) -> None:
         self.close()
         keep_lines(self._run_dir / "metrics.jsonl", lambda row: row["step"] <= state.optimizer_step)
-        keep_lines(self._run_dir / "evaluations.jsonl", lambda row: row["rollout"] <= state.next_rollout)
+        # The evaluation of the starting weights belongs to the start, and a run that begins again makes it again.
+        done = state.next_rollout if state != LoopState() else -1
+        keep_lines(self._run_dir / "evaluations.jsonl", lambda row: row["rollout"] <= done)
 
     def on_step(self, step: int, rollout_id: int, row: Row) -> None:
         self._write("metrics.jsonl", step, rollout_id, row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -124,11 +125,99 @@ def test_settings_that_move_nothing_may_change():
     assert changed_settings(recorded, {**recorded, "name": "x"}) == ["name"]
 
 
-def test_a_run_without_a_complete_checkpoint_is_refused(job, broken):
+def test_a_run_whose_checkpoints_are_damaged_is_refused(job, broken):
     for checkpoint in (broken / "checkpoints").iterdir():
         (checkpoint / "checkpoint.json").unlink()
-    with pytest.raises(PreflightError, match=r"P3O702 .* no complete checkpoint"):
+    with pytest.raises(
+        PreflightError, match=r"P3O702 .* no complete checkpoint .*rollout_000002, which is gone or dam"
+    ):
         job(Ranks(), resume=broken.name)
+    RunRecord.load(broken).update(last_checkpoint=None)
+    with pytest.raises(PreflightError, match=r"P3O702 .* rollout_000002 is damaged"):
+        job(Ranks(), resume=broken.name)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused(job, broken):
+    shutil.rmtree(broken / "checkpoints")
+    with pytest.raises(PreflightError, match=r"P3O702 .* which is gone or damaged") as caught:
+        job(Ranks(), resume=broken.name)
+    assert caught.value.hint.endswith(f"p3o-launch runs rerun {broken}")
+
+
+def test_a_run_that_saves_nothing_is_refused(job, tmp_path):
+    with pytest.raises(NonFiniteRatioError):
+        job(Ranks(bad_step=2), checkpoint={"save_interval": None}).execute()
+    (record,) = tmp_path.glob("runs/*/*/*/run.json")
+    with pytest.raises(PreflightError, match=r"P3O702 .*checkpoint\.save_interval is not set"):
+        job(Ranks(), resume=record.parent.name, checkpoint={"save_interval": None})
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(job, tmp_path, capsys):
+    settings = {"checkpoint": {"save_interval": 3}, "evaluation": {"interval": 1, "before_train": True}}
+    with pytest.raises(NonFiniteRatioError):
+        job(Ranks(bad_step=3), **settings).execute()
+    (record,) = tmp_path.glob("runs/*/*/*/run.json")
+    directory = record.parent
+    (directory / "checkpoints").mkdir(exist_ok=True)
+    (directory / "checkpoints" / ".rollout_000003.incomplete").mkdir()  # killed in the save
+    assert [row["rollout"] for row in read_jsonl(directory / "evaluations.jsonl")] == [0, 1, 2]
+    capsys.readouterr()
+    ranks = Ranks()
+    assert job(ranks, resume=directory.name, **settings).execute() == 0
+    assert ranks.events[0] == "sync 0"
+    assert "begins again with step 1" in capsys.readouterr().err
+    assert [row["step"] for row in read_jsonl(directory / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["rollout"] for row in read_jsonl(directory / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
+    data = RunRecord.load(directory).data
+    assert (data["status"], data["resumed_from"], data["steps_done"]) == ("succeeded", None, 4)
+    assert [past["steps_done"] for past in data["earlier"]] == [2]
+
+
+def test_resume_alone_goes_on_as_the_record_says(broken, monkeypatch, capsys):
+    begun = []
+    monkeypatch.setattr(PresetRun, "execute", lambda run: begun.append(run) or 0)
+    assert run_preset(None, resume=str(broken)) == 0
+    (run,) = begun
+    assert run.result.source == f"{broken}/resolved.yaml"
+    assert (run.resumption.directory, run.resumption.checkpoint.name) == (broken, "rollout_000002")
+
+
+def test_resume_alone_finds_a_run_by_its_id_below_runs(broken, monkeypatch):
+    monkeypatch.chdir(broken.parents[3])
+    begun = []
+    monkeypatch.setattr(PresetRun, "execute", lambda run: begun.append(run) or 0)
+    assert run_preset(None, resume=broken.name) == 0
+    assert begun[0].resumption.directory == broken
+
+
+def test_neither_preset_nor_run_is_a_usage_error():
+    with pytest.raises(UsageError, match="--preset is missing"):
+        run_preset(None)
+
+
+def test_a_resume_has_no_script(broken):
+    with pytest.raises(UsageError, match="--dry-run has no script for --resume"):
+        run_preset(None, dry_run=True, resume=str(broken))
+
+
+def test_more_rollouts_are_the_same_run_for_longer(job, broken):
+    ranks = Ranks()
+    constant = {"lr_decay_style": "constant"}
+    data = yaml.safe_load((broken / "resolved.yaml").read_text())
+    data["optimizer"] |= constant
+    (broken / "resolved.yaml").write_text(yaml.safe_dump(data))
+    assert job(ranks, resume=broken.name, batch={"num_rollout": 6}, optimizer=constant).execute() == 0
+    assert [row["step"] for row in read_jsonl(broken / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_rate_that_is_spread_over_the_run_fixes_its_length():
+    def changed(**optimizer):
+        recorded = {"batch": {"num_rollout": 4}, "optimizer": optimizer}
+        return changed_settings(recorded, recorded | {"batch": {"num_rollout": 5}})
+
+    assert changed(lr_decay_style="constant", lr_warmup_fraction=0.0) == []
+    assert changed(lr_decay_style="constant", lr_warmup_fraction=0.1) == ["batch.num_rollout"]
+    assert changed(lr_decay_style="cosine", lr_warmup_fraction=0.0) == ["batch.num_rollout"]
 
 
 def test_a_run_that_still_runs_is_refused(job, broken):

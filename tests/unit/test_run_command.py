@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,28 @@ def test_a_signal_interrupts_the_run_and_handlers_are_put_back(start, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
     record = json.loads((only_run(tmp_path) / "run.json").read_text())
     assert (record["status"], record["exit_code"]) == ("interrupted", 130)
+
+
+def test_a_signal_that_rays_own_handler_takes_while_ray_starts_is_an_interrupt(start, tmp_path):
+    class Starting(Ranks):
+        def update_rollout_weights(self, snapshot_id):
+            sys.exit(signal.SIGTERM)
+
+    with pytest.raises(RunInterrupted, match="stopped by SIGTERM after 0 steps"):
+        start(Starting())
+    record = json.loads((only_run(tmp_path) / "run.json").read_text())
+    assert (record["status"], record["exit_code"]) == ("interrupted", 130)
+
+
+def test_an_interrupted_run_says_how_it_goes_on(start, tmp_path, capsys):
+    with pytest.raises(NonFiniteRatioError):
+        start(Ranks(bad_step=3))
+    run = only_run(tmp_path)
+    capsys.readouterr()
+    show_run(run.name, tmp_path / "runs")
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 10
+    assert shown[-1].endswith(f"p3o-launch runs rerun {run}; go on: p3o-launch run --resume {run}")
 
 
 def test_the_users_commands_run_around_the_run_with_its_outcome(start, tmp_path):
