@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from heads import Head
 
 from p3o_launch.launch.record import RunRecord
 from p3o_launch.runtime.workers.watchdog import NOTICE
@@ -178,58 +177,24 @@ def writable_files(process):
 
 @pytest.mark.slow
 def test_a_run_on_a_cluster_that_exists_leaves_it_as_it_was(tmp_path):
-    ray = Path(sys.executable).parent / "ray"
-    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    environment = os.environ | access
-    port = free_port()
-    words = [
-        str(ray),
-        "start",
-        "--head",
-        f"--port={port}",
-        "--disable-usage-stats",
-        "--num-cpus=2",
-        "--include-dashboard=false",
-        "--block",
-    ]
-    words += ["--node-ip-address=127.0.0.1", f"--temp-dir=/tmp/p3o-head-{os.getpid()}"]
-    with (tmp_path / "head").open("wb") as log:
-        head = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+    head = Head(tmp_path)
     try:
-        wait_for_head(tmp_path / "head", head)
-        run = SlowRun(tmp_path, f"127.0.0.1:{port}", **access)
+        access = {
+            name: head.environment[name]
+            for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+        }
+        run = SlowRun(tmp_path, head.address, **access)
         try:
             run.wait_for("step 2/")
-            servers = psutil.Process(head.pid).children(recursive=True)
-            actors = [p for p in servers if any("_RankActor" in part for part in p.cmdline())]
+            actors = [p for p in head.processes() if any("_RankActor" in part for part in p.cmdline())]
             assert len(actors) == 2
             run.process.send_signal(signal.SIGINT)
             assert run.end() == 130
             _, alive = psutil.wait_procs(actors, timeout=15)
             assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-            assert head.poll() is None
+            assert head.nodes[0].poll() is None
             assert run.record()["status"] == "interrupted"
         finally:
             run.clean_up()
     finally:
-        family = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
-        for process in family:
-            process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=15)
-        for process in alive:
-            process.kill()
-        shutil.rmtree(f"/tmp/p3o-head-{os.getpid()}", ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for_head(log: Path, head: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while "Ray runtime started" not in log.read_text():
-        assert head.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
+        head.close()

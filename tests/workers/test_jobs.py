@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
-import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
+from heads import BIN, Head, free_port
 
 TINY = Path(__file__).parents[1] / "data" / "run" / "tiny.yaml"
-BIN = Path(sys.executable).parent
-HEAD_S = 90
 JOB_S = 90
 HOSTILE = "a 'b' \"c\" $HOME $(touch owned) `touch owned` \\ 模型\nline two; touch owned #"
 
@@ -33,57 +26,16 @@ sys.exit(int(os.environ.get("FAKE_EXIT", "0")))
 """
 
 
-class Head:
-    """A Ray head on loopback behind a random token, with its Jobs server at ``jobs``."""
+class JobsHead(Head):
+    """A Ray head with its Jobs server at ``jobs``, on which Relax's trainer is a program that notes its arguments."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
         package = root / "path" / "relax" / "entrypoints"
         package.mkdir(parents=True)
         (package / "train.py").write_text(TRAINER)
-        port, dashboard = free_port(), free_port()
+        dashboard = free_port()
         self.jobs = f"http://127.0.0.1:{dashboard}"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self.environment = environment | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(root / "path"),
-            "no_proxy": "127.0.0.1,localhost",
-            "NO_PROXY": "127.0.0.1,localhost",
-        }
-        self.temp = Path(f"/tmp/p3o-jobs-{os.getpid()}")
-        words = [str(BIN / "ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
-        words += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
-        words += ["--node-ip-address=127.0.0.1", f"--temp-dir={self.temp}", "--disable-usage-stats"]
-        # The agent's port is fixed unless it is named: two heads on one machine would fight for it.
-        words += ["--object-store-memory=200000000", f"--dashboard-agent-listen-port={free_port()}"]
-        self.log = root / "head.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log, start_new_session=True)
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + HEAD_S
-        while "Ray runtime started" not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        family: list[psutil.Process] = []
-        if self.process.poll() is None:
-            family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        for process in family:
-            if process.is_running():
-                process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=15)
-        for process in alive:
-            process.kill()
-        psutil.wait_procs(alive, timeout=5)
-        self.process.wait(timeout=10)
-        shutil.rmtree(self.temp, ignore_errors=True)
+        super().__init__(root, jobs_port=dashboard, PYTHONPATH=str(root / "path"))
 
 
 def own_repository(directory: Path) -> None:
@@ -94,26 +46,17 @@ def own_repository(directory: Path) -> None:
         subprocess.run(["git", "-C", str(directory), *words], check=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    started = Head(tmp_path_factory.mktemp("head"))
-    try:
-        started.wait()
-        yield started
-    finally:
-        started.close()
+    started = JobsHead(tmp_path_factory.mktemp("head"))
+    yield started
+    started.close()
 
 
 class Place:
     """A directory to run commands in, with files a Relax preset needs."""
 
-    def __init__(self, head: Head, root: Path) -> None:
+    def __init__(self, head: JobsHead, root: Path) -> None:
         self.head, self.root = head, root
         own_repository(root)
         (root / "model $(touch owned)").mkdir()

@@ -6,6 +6,7 @@ others may then wait in a collective for ever, so nobody waits for them.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ POLL_S = 0.25
 VERDICT_S = 3.0
 CLOSE_S = 5.0
 CPU_SHARE = 0.1
+# Ray explains a death in up to a page; the sentence that counts comes first.
+REASON_LENGTH = 200
 
 
 @dataclass
@@ -62,18 +65,23 @@ class RankActors:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"CPU": CPU_SHARE} if self.plan.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
-        strategy = "STRICT_PACK" if self.plan.num_nodes == 1 else "PACK"
-        self._group = placement_group([bundle] * self.plan.world_size, strategy=strategy)
+        share = {"CPU": CPU_SHARE} if self.plan.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+        per_node = self.plan.ranks_per_node
+        # One bundle per node holds all its ranks: a node's ranks are together, and no two nodes are one machine.
+        node = {kind: amount * per_node for kind, amount in share.items()}
+        strategy = "STRICT_PACK" if self.plan.num_nodes == 1 else "STRICT_SPREAD"
+        self._group = placement_group([node] * self.plan.num_nodes, strategy=strategy)
         self._wait([self._group.ready()], "place the ranks", self.plan.preset.cluster.timeout_s)
         actor_class = ray.remote(_RankActor)
         unordered = [
             actor_class.options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
+                num_cpus=share["CPU"],
+                num_gpus=share.get("GPU", 0),
                 max_restarts=0,
                 runtime_env={"env_vars": dict(self.plan.env)},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=index // per_node
+                ),
             ).remote()
             for index in range(self.plan.world_size)
         ]
@@ -234,6 +242,7 @@ def _blame(error: P3OLaunchError) -> int:
 def _death(rank: int, what: str, error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     reason = next((line for line in lines if "exit" in line or "killed" in line or "OOM" in line), "")
+    reason = textwrap.shorten(reason, REASON_LENGTH, placeholder=" ...")
     return f"the process of rank {rank} died during {what}" + (f" ({reason})" if reason else "")
 
 
