@@ -34,7 +34,7 @@ from p3o_launch.runtime.mcore.checkpoint_dirs import complete, latest
 from p3o_launch.runtime.metrics import read_jsonl
 
 TINY = Path(__file__).parents[1] / "tests" / "data" / "run" / "tiny.yaml"
-ROLLOUTS = 120
+ROLLOUTS = 200
 END_S = 120.0
 START_S = 400.0
 # What a step took is not what it computed.
@@ -96,7 +96,7 @@ class Launch:
     def family(self) -> list[psutil.Process]:
         """Processes of the run that live now; remembered for later."""
         try:
-            children = psutil.Process(self.process.pid).children(recursive=True)
+            children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.Error:
             children = []
         self.seen |= {child.pid: child for child in children}
@@ -161,12 +161,16 @@ def need(condition: bool, what: str, launch: Launch) -> None:
 
 @dataclass
 class Campaign:
-    """Kills in a row. ``reference``: the run that nothing happened to; ``span`` [s]: how long it took."""
+    """Kills in a row. ``reference``: the run that nothing happened to.
+
+    ``span`` [s]: how long it took from its record to its end; ``steps_span`` [s]: from its first step.
+    """
 
     work: Path
     rng: random.Random
     reference: Path
     span: float
+    steps_span: float
     outcomes: Counter[str] = field(default_factory=Counter)
     ends: list[float] = field(default_factory=list)
     current: Path | None = None
@@ -180,7 +184,7 @@ class Campaign:
             # From the run's record on, half of the moments lie anywhere and half among the steps.
             among_steps = self.rng.random() < 0.5
             begun = launch.wait_for(r"step \d+/" if among_steps else "run directory")
-            moment = self.rng.uniform(0.0, self.span / 4 if among_steps else self.span)
+            moment = self.rng.uniform(0.0, self.steps_span if among_steps else self.span)
             if not begun or not launch.wait_until(time.monotonic() + moment):
                 self.finished(launch)
                 return False
@@ -193,21 +197,20 @@ class Campaign:
             need(not left, f"{kind}: left behind: {left}", launch)
             directory = self.current or newest(self.work)
             assert directory is not None
-            self.check(launch, directory, kind, expected)
+            return self.check(launch, directory, kind, expected)
         except BaseException:
             launch.end_all()
             raise
-        return True
 
-    def check(self, launch: Launch, directory: Path, kind: str, expected: tuple[str, ...]) -> None:
+    def check(self, launch: Launch, directory: Path, kind: str, expected: tuple[str, ...]) -> bool:
+        """What must hold after a kill. False when it came after the end of the run."""
         status = RunRecord.load(directory).status
         code = launch.process.returncode
         # A resumed process that was killed before it took the run over leaves the record of the end before.
         untouched = self.current is not None and RunRecord.load(directory).data["process"]["pid"] != launch.process.pid
         if status == "succeeded":
-            self.outcomes[f"{kind}: after the end"] += 1
             self.finished(launch)
-            return
+            return False
         need(untouched or status in expected, f"{kind}: status {status}, exit code {code}", launch)
         steps = [row["step"] for row in read_jsonl(directory / "metrics.jsonl")]
         need(steps == list(range(1, len(steps) + 1)), f"{kind}: metrics lines {steps}", launch)
@@ -220,6 +223,7 @@ class Campaign:
         self.outcomes["after a checkpoint" if kept is not None else "before the first checkpoint"] += 1
         self.outcomes["in a resumed run"] += self.current is not None
         self.current = directory
+        return True
 
     def finish(self) -> None:
         """Let the last run reach its end."""
@@ -260,14 +264,18 @@ def main() -> None:
         (work / "reference").mkdir(exist_ok=True)
         began = time.monotonic()
         first = Launch(work / "reference", rng, None)
+        first.wait_for("run directory")
+        recorded = time.monotonic()
+        first.wait_for(r"step \d+/")
+        stepped = time.monotonic()
         first.wait_until(began + START_S)
+        end = time.monotonic()
         reference = newest(work / "reference")
         need(reference is not None and RunRecord.load(reference).status == "succeeded", "no reference run", first)
         assert reference is not None
-        span = time.monotonic() - began
-        print(f"reference: {len(figures(reference))} steps in {span:.0f} s", flush=True)
+        print(f"reference: {len(figures(reference))} steps in {end - began:.0f} s", flush=True)
         (work / "killed").mkdir(exist_ok=True)
-        campaign = Campaign(work / "killed", rng, reference, span)
+        campaign = Campaign(work / "killed", rng, reference, end - recorded, end - stepped)
         done = 0
         while done < options.kills:
             done += campaign.kill_once()
