@@ -17,7 +17,7 @@ RUN_S = 150
 
 @pytest.fixture
 def two_nodes(tmp_path):
-    head = Head(tmp_path, num_cpus=1)
+    head = Head(tmp_path, num_cpus=1, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1")
     try:
         head.add_node()
         yield head
