@@ -37,6 +37,7 @@ TINY = Path(__file__).parents[1] / "tests" / "data" / "run" / "tiny.yaml"
 ROLLOUTS = 200
 END_S = 120.0
 START_S = 400.0
+STEP_S = 0.3
 # What a step took is not what it computed.
 VOLATILE = ("time", "perf/", "tok/s")
 
@@ -163,14 +164,13 @@ def need(condition: bool, what: str, launch: Launch) -> None:
 class Campaign:
     """Kills in a row. ``reference``: the run that nothing happened to.
 
-    ``span`` [s]: how long it took from its record to its end; ``steps_span`` [s]: from its first step.
+    ``start_s`` [s]: from its record to its first step.
     """
 
     work: Path
     rng: random.Random
     reference: Path
-    span: float
-    steps_span: float
+    start_s: float
     outcomes: Counter[str] = field(default_factory=Counter)
     ends: list[float] = field(default_factory=list)
     current: Path | None = None
@@ -181,10 +181,12 @@ class Campaign:
         try:
             kind = self.rng.choice(sorted(KINDS))
             action, expected = KINDS[kind]
-            # From the run's record on, half of the moments lie anywhere and half among the steps.
-            among_steps = self.rng.random() < 0.5
-            begun = launch.wait_for(r"step \d+/" if among_steps else "run directory")
-            moment = self.rng.uniform(0.0, self.steps_span if among_steps else self.span)
+            if self.rng.random() < 0.5:  # while it starts
+                begun, moment = launch.wait_for("run directory"), self.rng.uniform(0.0, self.start_s)
+            else:  # in a step, a save, or what lies between them
+                first = self.steps_done() + 1
+                begun = launch.wait_for(f"step {self.rng.randint(first, max(first, ROLLOUTS - 1))}/")
+                moment = self.rng.uniform(0.0, STEP_S)
             if not begun or not launch.wait_until(time.monotonic() + moment):
                 self.finished(launch)
                 return False
@@ -201,6 +203,11 @@ class Campaign:
         except BaseException:
             launch.end_all()
             raise
+
+    def steps_done(self) -> int:
+        """Steps that the next launch does not make again."""
+        kept = latest(self.current / "checkpoints") if self.current is not None else None
+        return int(kept.name.rpartition("_")[2]) if kept is not None else 0
 
     def check(self, launch: Launch, directory: Path, kind: str, expected: tuple[str, ...]) -> bool:
         """What must hold after a kill. False when it came after the end of the run."""
@@ -269,13 +276,12 @@ def main() -> None:
         first.wait_for(r"step \d+/")
         stepped = time.monotonic()
         first.wait_until(began + START_S)
-        end = time.monotonic()
         reference = newest(work / "reference")
         need(reference is not None and RunRecord.load(reference).status == "succeeded", "no reference run", first)
         assert reference is not None
-        print(f"reference: {len(figures(reference))} steps in {end - began:.0f} s", flush=True)
+        print(f"reference: {len(figures(reference))} steps in {time.monotonic() - began:.0f} s", flush=True)
         (work / "killed").mkdir(exist_ok=True)
-        campaign = Campaign(work / "killed", rng, reference, end - recorded, end - stepped)
+        campaign = Campaign(work / "killed", rng, reference, stepped - recorded)
         done = 0
         while done < options.kills:
             done += campaign.kill_once()
