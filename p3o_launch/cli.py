@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, P3OLaunchError
+from p3o_launch.terminal import tell
 
 _VALUES = {"--format": "format_", "--profile": "profile", "--recipe": "recipe"}
 
@@ -71,10 +72,10 @@ def _exit_code(command: Callable[[], Any]) -> int:
     try:
         command()
     except P3OLaunchError as error:
-        sys.stderr.write(f"error: {error.message}\n" + (f"    hint: {error.hint}\n" if error.hint else ""))
+        tell(sys.stderr, f"error: {error.message}\n" + (f"    hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        tell(sys.stderr, "interrupted\n")
         return EXIT_INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_OK if stop.code is None else EXIT_FINDINGS

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import IO, Any
 
 from p3o_launch.runtime.loop import LoopState, Row, Sink
+from p3o_launch.terminal import tell
 
 _COLUMNS = (
     ("reward", "rollout/reward_mean", ".3f"),
@@ -24,14 +23,6 @@ _COLUMNS = (
 def step_text(row: Row) -> str:
     """The figures of one step that a reader follows; those the step does not have are left out."""
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in _COLUMNS if name in row)
-
-
-def _silence(stream: IO[str]) -> None:
-    """Send what is still to be written nowhere, so that the interpreter's last flush does not fail either."""
-    with contextlib.suppress(OSError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 def _resumed(state: LoopState) -> str:
@@ -63,11 +54,7 @@ class PlainProgress(Sink):
 
     def say(self, text: str) -> None:
         """A line about what is being done. A reader that has gone away (``| head``) does not end the run."""
-        try:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-        except OSError:
-            _silence(self._stream)
+        tell(self._stream, text + "\n")
 
     def on_resume(self, state: LoopState) -> None:
         self.say(_resumed(state))
