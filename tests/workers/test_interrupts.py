@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -198,3 +201,33 @@ def test_a_run_on_a_cluster_that_exists_leaves_it_as_it_was(tmp_path):
             run.clean_up()
     finally:
         head.close()
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_interrupts_the_run_it_shows(tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(HERE / "slow_run.py"), str(tmp_path / "runs")]
+    run = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: take_terminal(theirs)
+    )
+    os.close(theirs)
+    said = b""
+    while b"loss" not in said:
+        said += os.read(ours, 65536)
+    family = psutil.Process(run.pid).children(recursive=True)
+    os.close(ours)
+    assert run.wait(timeout=END_S) == 130
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    (path,) = tmp_path.glob("runs/*/seed_*/*/run.json")
+    record = json.loads(path.read_text())
+    assert (record["status"], record["failure"]["message"][:34]) == (
+        "interrupted",
+        "the run was stopped by SIGHUP afte",
+    )
+
+
+def take_terminal(terminal: int) -> None:
+    """Become the session whose terminal it is."""
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
