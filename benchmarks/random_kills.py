@@ -87,7 +87,9 @@ class Launch:
     def __post_init__(self) -> None:
         words = [sys.executable, "-m", "p3o_launch", "run"]
         words += ["--resume", self.resume] if self.resume else ["--preset", str(TINY)]
-        settings = (f"batch.num_rollout={ROLLOUTS}", "checkpoint.save_interval=5", "logging.tensorboard=false")
+        # A rate at which rewards, and with them gradients, do not vanish within the run.
+        settings = [f"batch.num_rollout={ROLLOUTS}", "optimizer.lr=2e-5"]
+        settings += ["checkpoint.save_interval=5", "logging.tensorboard=false"]
         for setting in () if self.resume else settings:
             words += ["--set", setting]
         self.log = self.work / "output"
