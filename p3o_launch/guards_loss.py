@@ -31,7 +31,8 @@ def kl_reward_is_on(algorithm: Algorithm) -> bool:
     "kl-never-applied",
     why="Group-relative estimators leave kl_coef out of the returns, and kl_loss_coef does nothing while use_kl_loss "
     "is off. A weight with its switch left out is a penalty the run never sees, while a reference model is paid for.",
-    fix="Set use_kl_loss: true with kl_loss_coef, or set the weight to 0.",
+    fix="Set the weight to 0. A framework with a reference model takes use_kl_loss: true with kl_loss_coef; the "
+    "builtin runtime has none.",
     source="https://github.com/THUDM/slime/issues/397",
     allows="A weight whose switch is written as false (use_kl_in_reward or use_kl_loss), and a weight beside an active "
     "KL loss: the effective switches decide.",
@@ -46,15 +47,15 @@ def kl_never_applied(context: GuardContext) -> Iterator[Finding]:
             "algorithm.kl_coef",
             f"{named(context.preset, 'algorithm.kl_coef')} is never applied: {estimator} adds no KL to the reward, "
             "and no KL loss is on",
-            "set algorithm.kl_coef: 0, or use_kl_loss: true with kl_loss_coef for a KL in the loss",
+            "set algorithm.kl_coef: 0",
             related=("algorithm.use_kl_loss", "algorithm.kl_loss_coef"),
         )
-    elif algorithm.kl_loss_coef > 0 and "use_kl_loss" not in algorithm.model_fields_set:
+    if algorithm.kl_loss_coef > 0 and "use_kl_loss" not in algorithm.model_fields_set:
         yield Finding(
             "algorithm.kl_loss_coef",
             f"{named(context.preset, 'algorithm.kl_loss_coef')} is never applied: algorithm.use_kl_loss is absent, "
             "which means false",
-            "set algorithm.use_kl_loss: true, or algorithm.kl_loss_coef: 0",
+            "set algorithm.kl_loss_coef: 0",
             related=("algorithm.use_kl_loss",),
         )
 

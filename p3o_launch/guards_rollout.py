@@ -336,9 +336,21 @@ def sample_longer_than_model(context: GuardContext) -> Iterator[Finding]:
         "rollout.max_prompt_len" if room > 0 else "rollout.max_response_len",
         f"{named(preset, 'rollout.max_prompt_len')} + {named(preset, 'rollout.max_response_len')} = "
         f"{context.topology.max_tokens_per_sample} tokens exceed {named(preset, 'model.max_position_embeddings')}",
-        f"use rollout.max_prompt_len {room} or less" if room > 0 else f"use less than {positions}",
-        related=("rollout.max_response_len", "model.max_position_embeddings"),
+        _shorter(positions, rollout.max_prompt_len, rollout.max_response_len),
+        related=("rollout.max_prompt_len", "rollout.max_response_len", "model.max_position_embeddings"),
     )
+
+
+def _shorter(positions: int, prompt: int, response: int) -> str:
+    """Lengths that fit together: one is kept when it leaves room for the other."""
+    if response < positions:
+        return f"use rollout.max_prompt_len {positions - response} or less"
+    if prompt < positions:
+        return f"use rollout.max_response_len {positions - prompt} or less"
+    half = positions // 2
+    if not half:
+        return "correct model.max_position_embeddings"
+    return f"set rollout.max_prompt_len: {half} and rollout.max_response_len: {positions - half}"
 
 
 @guard(

@@ -66,8 +66,8 @@ class Facts:
 
     ``start``: the place of a finding that belongs to no argument. ``style``: how a setting is written, ``"flag"``,
     ``"override"`` (Hydra) or ``"yaml"``. ``inapplicable``: codes that do not hold for the framework, each with the
-    reason. ``remedies``: what to do about a path that the framework has no setting for. ``extra``: facts beyond the
-    preset, by dotted name of the summary.
+    reason. ``remedies``: what to do about a path, or a code, that the framework has no setting for. ``additions``:
+    names that an override has to add with ``+``. ``extra``: facts beyond the preset, by dotted name of the summary.
     """
 
     framework: str
@@ -80,6 +80,7 @@ class Facts:
     unknown: frozenset[str]
     inapplicable: Mapping[str, str]
     remedies: Mapping[str, str]
+    additions: frozenset[str]
     extra: Mapping[str, Any]
     findings: tuple[LocatedFinding, ...]
 
@@ -112,6 +113,7 @@ class Draft:
     unknown: set[str] = field(default_factory=set)
     inapplicable: dict[str, str] = field(default_factory=dict)
     remedies: dict[str, str] = field(default_factory=dict)
+    additions: set[str] = field(default_factory=set)
     extra: dict[str, Any] = field(default_factory=dict)
     findings: list[LocatedFinding] = field(default_factory=list)
 
@@ -166,6 +168,7 @@ class Draft:
             frozenset(self.unknown),
             self.inapplicable,
             self.remedies,
+            frozenset(self.additions),
             self.extra,
             tuple(self.findings),
         )

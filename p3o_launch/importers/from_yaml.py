@@ -19,11 +19,11 @@ def draft_from_yaml(
     settings, findings = load_tree(text, framework, file, overrides)
     if settings is None:
         return None, findings
-    style = "override" if framework == "verl" else "yaml"
-    draft = Draft(framework, file, style, Position(file, 1, 1), findings=findings)
+    draft = Draft(framework, file, "override" if settings.listed else "yaml", Position(file, 1, 1), findings=findings)
     tree = Tree(settings, draft)
     if framework == "verl":
         verl_facts(tree)
     else:
         nemo_facts(tree)
+    draft.additions = {name for name in draft.names.values() if not settings.has(name)}
     return draft, findings

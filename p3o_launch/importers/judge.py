@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from dataclasses import replace
-from functools import cache
 from typing import Any, cast
 
 from p3o_launch.diagnostics import Finding, LocatedFinding
 from p3o_launch.guards import GuardContext, Rule, all_guards
 from p3o_launch.importers.facts import Facts
+from p3o_launch.importers.wording import Wording
 from p3o_launch.rules_file import file_finding
 from p3o_launch.schema import Group, Preset
 from p3o_launch.topology import topology
@@ -70,72 +69,16 @@ def _rests_on_unknown(facts: Facts, finding: Finding) -> bool:
 
 
 def _located(facts: Facts, rule: Rule, finding: Finding) -> LocatedFinding:
-    words = Words(facts)
+    words = Wording(facts)
     return LocatedFinding(
         facts.place(finding.path, *finding.related),
         rule.severity,
         rule.code,
         rule.name,
         words.sentence(finding.message),
-        words.remedy(finding.hint) if finding.hint else None,
+        words.hint(rule.code, finding.hint) if finding.hint else None,
         finding.path,
     )
-
-
-_SET = re.compile(r"\b(?:set|write|use|add) ([a-z_]+\.[a-z_0-9.]+): ?([^\s,;()]+)")
-_AND_SET = re.compile(r"\b(and|or) ([a-z_]+\.[a-z_0-9.]+): ?([^\s,;()]+)")
-_PATH = re.compile(r"\b(?:" + "|".join(Preset.model_fields) + r")\.[a-z_0-9]+(?:\.[\w]+)*")
-
-
-_FIELD = re.compile(r"(?<![\w.-])[a-z]+(?:_[a-z0-9]+)+(?![\w.=-])")
-
-
-@cache
-def _fields() -> dict[str, str]:
-    """Names of settings that one group alone has -> their path: rules name a neighbour without its group."""
-    paths: dict[str, list[str]] = {}
-    for group, info in Preset.model_fields.items():
-        kind = info.annotation
-        for name in kind.model_fields if isinstance(kind, type) and issubclass(kind, Group) else ():
-            paths.setdefault(name, []).append(f"{group}.{name}")
-    return {name: found[0] for name, found in paths.items() if len(found) == 1}
-
-
-class Words:
-    """Preset paths -> the names by which the user sets them."""
-
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-
-    def name(self, path: str) -> str:
-        """The user's name of a path; the path itself where the framework has no such setting."""
-        return self.facts.names.get(path, path)
-
-    def sentence(self, text: str) -> str:
-        """Every path in a text, renamed."""
-        text = _PATH.sub(lambda match: self.name(match[0]), text)
-        return _FIELD.sub(lambda match: self.name(_fields().get(match[0], match[0])), text)
-
-    def remedy(self, text: str) -> str:
-        """A hint, with ``set PATH: VALUE`` in the way the user writes a setting."""
-        text = _SET.sub(lambda match: self.setting(match[1], match[2]), text)
-        text = _AND_SET.sub(lambda match: f"{match[1]} {self.setting(match[2], match[3]).removeprefix('pass ')}", text)
-        return self.sentence(text)
-
-    def setting(self, path: str, value: str) -> str:
-        """``pass --flag value``, or ``set key=value``."""
-        if path in self.facts.remedies:
-            return self.facts.remedies[path]
-        name = self.name(path)
-        if name == path:
-            return f"set {name}: {value}"
-        if self.facts.style != "flag":
-            return f"set {name}{'=' if self.facts.style == 'override' else ': '}{value}"
-        if not name.startswith("--"):
-            return f"set {name}={value}"
-        if value == "true":
-            return f"pass {name}"
-        return f"leave out {name}" if value in ("false", "null") else f"pass {name} {value}"
 
 
 def switched(facts: Facts) -> Facts:

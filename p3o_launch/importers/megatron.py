@@ -192,6 +192,7 @@ def _parallel(read: Reader) -> None:
     whole = read.get("cuda_graph_impl") == "full_iteration" or "full_iteration" in modules
     dest = "cuda_graph_impl" if read.get("cuda_graph_impl") == "full_iteration" else "cuda_graph_scope_deprecated"
     read.value("parallel.cuda_graph_scope", "full_iteration" if whole else "none", dest)
+    draft.remedies["P3O209"] = "pass --cuda-graph-impl local" if "impl" in dest else "leave out full_iteration"
     if read.get("recompute_activations") and not read.get("recompute_granularity"):
         read.value("parallel.recompute_granularity", "selective", "recompute_activations")
     if read.get("moe_enable_routing_replay"):
@@ -204,7 +205,9 @@ def _virtual_stages(read: Reader, layers: int, pp: int, stages: int) -> None:
     use = read.arguments.use(dest)
     if layers % (pp * stages) == 0:
         read.value(path, layers // (pp * stages), dest)
-        read.draft.names[path] = f"the layers of a virtual stage by --{dest.replace('_', '-')}"
+        flag = f"--{dest.replace('_', '-')}"
+        read.draft.names[path] = f"the layers of a virtual stage by {flag}"
+        read.draft.remedies[path] = f"remove {flag}"
     elif use is not None and layers % pp == 0:
         message = f"{use.flag} {stages} does not divide the {layers // pp} layers of a pipeline stage"
         read.draft.report("P3O015", use.place, message, "use a divisor of them", path)
@@ -331,8 +334,8 @@ def _lag(read: Reader) -> None:
     # Without a lag of 0 partial rollouts generate ahead of the trainer, by a lag tuned at run time.
     asynchronous = partial and lag != 0
     read.value("rollout.fully_async", asynchronous, "rl_partial_rollouts")
-    if isinstance(lag, float) and 0 <= lag < 10**6:
-        read.value("rollout.max_staleness", int(lag), "rl_generation_lag")
+    bound = int(lag) if isinstance(lag, float) and 0 <= lag < 10**6 else None
+    read.value("rollout.max_staleness", bound, "rl_generation_lag")
     if asynchronous:
         draft.extra["lag_note"] = "rollouts lag the trainer by a bounded number of batches; the window is complete"
     elif partial:

@@ -88,6 +88,7 @@ def _objective(tree: Tree) -> None:
     if estimator in _NOT_GROUP_RELATIVE and not baseline:
         draft.inapplicable["P3O112"] = f"{estimator} does not compare the samples of one prompt"
     tree.put("algorithm.use_critic", tree.settings.has("value") or tree.settings.has("ppo"), "value")
+    draft.remedies["algorithm.use_critic"] = "write a grpo block in place of ppo and value"
     average = tree.on(f"{LOSS}.token_level_loss")
     tree.put("algorithm.calculate_per_token_loss", average, f"{LOSS}.token_level_loss")
     # The global count divides the per-sequence means too, so the token budget moves nothing.
@@ -187,6 +188,7 @@ def _megatron(tree: Tree) -> None:
     whole_step = tree.get(f"{MEGATRON}.cuda_graph_impl") == "full_iteration"
     tree.put("parallel.cuda_graph_scope", "full_iteration" if whole_step else "none", f"{MEGATRON}.cuda_graph_impl")
     tree.put("parallel.use_routing_replay", tree.on("policy.router_replay.enabled"), "policy.router_replay.enabled")
+    draft.names["cluster.env"] = f"{MEGATRON}.env_vars"
     variables = tree.get(f"{MEGATRON}.env_vars")
     if isinstance(variables, dict):
         env = {str(name): str(value) for name, value in variables.items() if isinstance(value, (str, int, float))}
@@ -233,8 +235,9 @@ def _generation(tree: Tree) -> None:
     draft.extra["fp8.rollout_quantization"] = precision if rounding != "none" else None
     unset = [name for name in _SAMPLING if not tree.settings.has(f"{GENERATION}.{name}")]
     written = tree.get(f"{GENERATION}.vllm_kwargs.generation_config")
-    asked = written is None and "top_p" in unset
+    asked = written in (None, "auto") and "top_p" in unset
     tree.put("rollout.generation_config", "auto" if asked else "ignore", f"{GENERATION}.vllm_kwargs.generation_config")
+    draft.remedies["rollout.generation_config"] = f"set {GENERATION}.vllm_kwargs.generation_config: vllm"
     enabled = tree.on(f"{ASYNC}.enabled")
     tree.put("rollout.fully_async", enabled, f"{ASYNC}.enabled")
     age = tree.number(f"{ASYNC}.max_trajectory_age_steps") if enabled else 0

@@ -37,11 +37,15 @@ UNKNOWN = object()
 
 @dataclass(slots=True)
 class Settings:
-    """The merged tree. ``get`` answers by dotted path; ``UNKNOWN`` is an interpolation that cannot be followed."""
+    """The merged tree. ``get`` answers by dotted path; ``UNKNOWN`` is an interpolation that cannot be followed.
+
+    ``listed``: the source is a list of overrides, not YAML.
+    """
 
     root: Node
     file: str
     findings: list[LocatedFinding] = field(default_factory=list)
+    listed: bool = False
 
     def node(self, path: str) -> Node | None:
         """The node at a dotted path, or None."""
@@ -238,7 +242,8 @@ def load_tree(
     """The settings of a YAML file, or of a list of Hydra overrides for verl, and what is wrong with the files."""
     loader = _Loader(framework, file)
     words: list[Word] = []
-    if framework == "verl" and _is_override_list(text):
+    listed = framework == "verl" and _is_override_list(text)
+    if listed:
         command = training_command(split(text, file), file)
         loader.findings += command.findings
         entry = entry_of(command.words)
@@ -255,7 +260,7 @@ def load_tree(
     repeats(loader.findings, placed)
     for word, position in placed:
         root = override(loader.findings, root, word, position, known=framework == "verl")
-    return Settings(root, file, loader.findings), loader.findings
+    return Settings(root, file, loader.findings, listed), loader.findings
 
 
 def _is_override_list(text: str) -> bool:

@@ -126,7 +126,7 @@ def _forced(read: Reader) -> None:
     dest = "use_routing_replay" if read.given("use_routing_replay") else "use_rollout_routing_replay"
     read.value("parallel.use_routing_replay", replay, dest)
     if read.get("critic_load") or read.get("critic_train_only"):
-        read.value("algorithm.use_critic", True, "critic_train_only")
+        read.value("algorithm.use_critic", True, "critic_load" if read.get("critic_load") else "critic_train_only")
 
 
 def _estimator(read: Reader) -> None:
@@ -136,6 +136,7 @@ def _estimator(read: Reader) -> None:
     if estimator == "ppo":
         read.value("algorithm.use_critic", True, "advantage_estimator")
         draft.names["algorithm.use_critic"] = "the critic of --advantage-estimator ppo"
+        draft.remedies["algorithm.use_critic"] = "pass another --advantage-estimator"
     if estimator in _KL_IN_REWARD and read.get("kl_coef"):
         read.value("algorithm.use_kl_in_reward", True, "kl_coef")
     if estimator in _NOT_GROUP_RELATIVE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from p3o_launch.importers.configured import FROM_CHECKPOINT, Tree, real, text, whole
@@ -91,6 +92,7 @@ def _estimator(tree: Tree) -> None:
     else:
         tree.put("algorithm.use_critic", estimator == "gae", "algorithm.adv_estimator")
         draft.names["algorithm.use_critic"] = f"the critic of algorithm.adv_estimator={estimator}"
+        draft.remedies["algorithm.use_critic"] = "set algorithm.adv_estimator=grpo"
     if estimator in _NOT_GROUP_RELATIVE:
         draft.inapplicable["P3O112"] = f"{estimator} does not compare the samples of one prompt"
     mode = str(tree.get(f"{ACTOR}.policy_loss.loss_mode", "vanilla"))
@@ -242,6 +244,9 @@ def _rollout(tree: Tree) -> None:
     if streaming:
         interval = tree.number("async_training.trigger_parameter_sync_step", 1)
         tree.put("rollout.update_weights_interval", whole(interval), "async_training.trigger_parameter_sync_step")
+        threshold = tree.get("async_training.staleness_threshold")
+        bound = ceil(threshold) if isinstance(threshold, (int, float)) and 0 <= threshold < 1e6 else None
+        tree.put("rollout.max_staleness", bound, "async_training.staleness_threshold")
         if not tree.on("async_training.use_rollout_log_probs") and tree.on("async_training.compute_prox_log_prob"):
             draft.inapplicable["P3O114"] = "the proximal policy's log-probs are recomputed beside the rollout's"
     draft.extra.update(

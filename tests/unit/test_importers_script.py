@@ -58,7 +58,7 @@ def test_arrays_and_variables_are_put_in_and_findings_stand_where_they_were_writ
     assert codes(result) == ["P3O110"]
     line = SCRIPT.split("\n")[found.position.line - 1]
     assert line[found.position.column - 1 :] == "0.01"
-    assert found.hint == "pass --kl-coef 0, or --use-kl-loss: true with --kl-loss-coef for a KL in the loss"
+    assert found.hint == "pass --kl-coef 0, or pass --use-kl-loss with --kl-loss-coef for a KL in the loss"
     assert result.facts is not None
     preset = result.facts.preset
     assert (preset.model.num_layers, preset.model.hf_checkpoint) == (36, "/models/Qwen3-4B")
