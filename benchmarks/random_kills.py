@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[Callable[[Launch], None], tuple[str, ...]]] = {
     "SIGHUP": (send(signal.SIGHUP), ("interrupted",)),
     "driver killed": (send(signal.SIGKILL), ("lost",)),
     # Before there is one, the driver is killed instead.
-    "rank killed": (kill_named("ray::_RankActor", "ray::RankActor", "ray::"), ("failed", "lost")),
+    "rank killed": (kill_named("_RankActor"), ("failed", "lost")),
     # Ray itself ends a driver whose raylet is gone, unless the run has noticed first.
     "Ray server killed": (kill_named("raylet", "gcs_server"), ("failed", "lost")),
 }
@@ -218,6 +218,8 @@ class Campaign:
         # A resumed process that was killed before it took the run over leaves the record of the end before.
         untouched = self.current is not None and RunRecord.load(directory).data["process"]["pid"] != launch.process.pid
         if status == "succeeded":
+            # The signal came after the last step, or the cluster came up at the second attempt.
+            self.outcomes[f"{kind}: too late or survived (not counted)"] += 1
             self.finished(launch)
             return False
         need(untouched or status in expected, f"{kind}: status {status}, exit code {code}", launch)
