@@ -1,7 +1,8 @@
 """119: settings the schema knows, because other frameworks have them, and the builtin runtime does not carry out.
 
 A run that silently left one out would be another run than the preset describes. When the runtime learns a feature, its
-line leaves the table. A setting that another rule refuses already is not reported twice.
+line leaves the table. A setting that another rule refuses already is not reported twice; a rule that only warns lets the
+run start, and this one must not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from p3o_launch.diagnostics import Finding
+from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import both, is_p3o, named, printable, value_at
 from p3o_launch.guards import GuardContext, all_guards, guard
 from p3o_launch.guards_loss import kl_loss_is_on, kl_reward_is_on
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from p3o_launch.schema import Preset
 
 _CODE = "P3O119"
-# It asks for a bound, which makes the runtime no more asynchronous.
-_ABOUT_FULLY_ASYNC = "P3O410"
 # Truncation the megatron engine performs; the other sampling settings it does not know.
 _ENGINE_KNOWS = ("top_p", "top_k")
 
@@ -135,9 +134,9 @@ LIMITS = (
         "has no CUDA graphs on the CPU",
         "set parallel.cuda_graph_scope: none",
     ),
-    _switch("parallel.overlap_moe_expert_parallel_comm", "trains dense models by the plain or interleaved schedule"),
-    _switch("parallel.use_routing_replay", "trains dense models"),
-    _switch("parallel.use_rollout_routing_replay", "trains dense models"),
+    _switch("parallel.overlap_moe_expert_parallel_comm", "keeps to the plain and the interleaved schedule"),
+    _switch("parallel.use_routing_replay", "routes anew in every forward pass"),
+    _switch("parallel.use_rollout_routing_replay", "routes anew in every forward pass"),
     Limit(
         "rollout.engine",
         lambda preset: preset.rollout.engine != "megatron",
@@ -182,7 +181,8 @@ LIMITS = (
     "not be the run the preset describes, and its record would say it was.",
     fix="Make the change the message names, or run the preset with a framework that has the feature.",
     source="the builtin runtime: p3o_launch/runtime",
-    allows="Settings at the value that means off, and settings that another rule refuses already.",
+    allows="Settings at the value that means off, and settings that another rule refuses already. A warning about the "
+    "setting stands beside this error: it lets the run start.",
 )
 def not_carried_out(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
@@ -227,10 +227,13 @@ def _changes_nothing(preset: Preset, name: str, value: object) -> bool:
 
 
 def _refused_elsewhere(context: GuardContext) -> set[str]:
-    """Paths that take part in a finding of any other rule."""
+    """Paths that take part in a finding of another rule that stops the run: an error that the preset does not ignore."""
     paths: set[str] = set()
+    ignored = context.preset.ignore
     for rule in all_guards().values():
-        if rule.body is None or rule.code in (_CODE, _ABOUT_FULLY_ASYNC):
+        if rule.body is None or rule.code == _CODE or rule.severity is not Severity.ERROR:
+            continue
+        if rule.ignorable and rule.code in ignored:
             continue
         try:
             for finding in rule.body(context):

@@ -223,7 +223,11 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
     ("width 0", ["113"], {"algorithm.clip_low": 0.0}),
     ("eps_clip 0", ["113"], {"algorithm.eps_clip": 0.0}),
     ("two micro-batches in micro-batch scope", ["117"], {**MICRO, "batch.micro_batch_size": 6}),
-    ("grpo per sample with a token budget", ["118"], {**GRPO, **DYNAMIC, "algorithm.calculate_per_token_loss": ABSENT}),
+    (
+        "grpo per sample with a token budget, which the runtime does not carry out",
+        ["118", "119"],
+        {**GRPO, **DYNAMIC, "algorithm.calculate_per_token_loss": ABSENT},
+    ),
     ("grpo per sample, fixed micro-batches", ["119"], {**GRPO, "algorithm.calculate_per_token_loss": False}),
     ("dropout left to Megatron", ["201"], {"model.attention_dropout": ABSENT, "model.hidden_dropout": ABSENT}),
     ("one absent, one positive", ["201", "201"], {"model.attention_dropout": ABSENT, "model.hidden_dropout": 0.1}),
@@ -393,7 +397,11 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
     ),
     ("temperature inf", ["408"], {"rollout.temperature": math.inf}),
     ("two temperatures", ["408"], {"rollout.extra": {"temperature": 0.5}}),
-    ("stale cache", ["409"], {"rollout.enable_prefix_caching": True, "rollout.reset_prefix_cache_on_update": False}),
+    (
+        "stale cache, and the runtime has none",
+        ["119", "409"],
+        {"rollout.enable_prefix_caching": True, "rollout.reset_prefix_cache_on_update": False},
+    ),
     ("evaluation top_p 0", ["411"], {"evaluation.interval": 1, "evaluation.top_p": 0.0}),
     ("one position short", ["412"], {"model.max_position_embeddings": 4607}),
     # 5xx
