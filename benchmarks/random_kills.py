@@ -42,6 +42,12 @@ STEP_S = 0.3
 VOLATILE = ("time", "perf/", "tok/s")
 
 
+def heed_signals() -> None:
+    """A campaign under ``nohup`` or in the background ignores signals, and a run would inherit that."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def send(number: signal.Signals) -> Callable[[Launch], None]:
     return lambda launch: launch.process.send_signal(number)
 
@@ -94,7 +100,9 @@ class Launch:
             words += ["--set", setting]
         self.log = self.work / "output"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(words, cwd=self.work, stderr=log, stdout=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                words, cwd=self.work, stderr=log, stdout=log, start_new_session=True, preexec_fn=heed_signals
+            )
 
     def family(self) -> list[psutil.Process]:
         """Processes of the run that live now; remembered for later."""
