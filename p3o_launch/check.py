@@ -143,7 +143,8 @@ def _override(root: Node, overrides: Sequence[str], findings: list[LocatedFindin
     """Lay ``--set`` values on the tree; a path that does not exist is a finding and changes nothing."""
     if not overrides:
         return root
-    from p3o_launch.shape import known_path, suggest
+    from p3o_launch.shape import is_text, known_path, suggest
+    from p3o_launch.synonyms import note
 
     for dotted, text, where in parse_overrides(overrides):
         if dotted in ("profile", "recipe"):
@@ -151,7 +152,7 @@ def _override(root: Node, overrides: Sequence[str], findings: list[LocatedFindin
         path = known_path(dotted)
         if path is None:
             close = suggest(tuple(dotted.split(".")))
-            hint = f"did you mean {'.'.join(close)}?" if close else None
+            hint = f"did you mean {'.'.join(close)}{note(dotted.rpartition('.')[2])}?" if close else None
             start = Position(where.file, where.line, 1, where.origin)
             findings.append(file_finding("P3O009", start, f"there is no setting {shown_key(dotted)}", hint))
             continue
@@ -160,10 +161,20 @@ def _override(root: Node, overrides: Sequence[str], findings: list[LocatedFindin
         if tree is None and problems:
             continue
         node = tree or Node(where, None)
+        if is_text(path):
+            node = _as_text(node, text, path)
         for key in reversed(path):
             node = Node(where, {key: Entry(where, node)})
         root = merge(root, node)
     return root
+
+
+def _as_text(node: Node, text: str, path: Path) -> Node:
+    """The value of a text setting: shells take quotes away, so that no ``--set`` could say that ``1`` is a text."""
+    number = node.raw is not None and isinstance(node.value, (bool, int, float))
+    if number or (len(path) > 2 and not text.strip()):
+        return Node(node.position, text.strip())
+    return node
 
 
 def _run_guards(

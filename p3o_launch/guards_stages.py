@@ -77,10 +77,11 @@ def _uneven_stages(preset: Preset, pp: int) -> Iterator[Finding]:
     related = (*others, "model.num_layers", "parallel.pipeline_model_parallel_size")
     if parallel.num_layers_per_virtual_pipeline_stage is not None:
         path = "parallel.num_layers_per_virtual_pipeline_stage"
+        even = layers % (pp * parallel.num_layers_per_virtual_pipeline_stage) == 0
         yield Finding(
             path,
             f"{named(preset, path)} cannot be combined with {written}: the stages have different numbers of layers",
-            f"remove {path} or {either(given)}",
+            f"remove {path}" + (f", or remove {both(given)}" if even else ""),
             related=tuple(given),
         )
         return
@@ -188,6 +189,7 @@ def recompute_incomplete(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             layers,
             f"{named(preset, layers)} with {named(preset, path)}: the number of layers belongs to full recomputation",
-            f"remove {layers}, or set {path}: full",
+            f"remove {layers}, or set {path}: full"
+            + ("" if parallel.recompute_method else " and parallel.recompute_method: uniform"),
             related=(path,),
         )

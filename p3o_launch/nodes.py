@@ -146,6 +146,12 @@ def trap(raw: str) -> str | None:
     return None
 
 
+def octal_digits(raw: str) -> int | None:
+    """The decimal number that an octal one looks like: ``010`` -> 10. None for anything else, as for ``0_``."""
+    digits = raw.replace("_", "")
+    return int(digits) if _OCTAL.fullmatch(raw) and digits.lstrip("+-") else None
+
+
 class _Builder:
     """Folds events into nodes. ``place``: file, origin and the offset of the text's first character."""
 

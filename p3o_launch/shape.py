@@ -15,6 +15,8 @@ from typing import Any
 from p3o_launch.fields import FIELDS, SCHEMA_VERSION, TOP
 from p3o_launch.nodes import Path, shown, shown_key, trap
 from p3o_launch.presets import nearest
+from p3o_launch.synonyms import note, plain, synonym
+from p3o_launch.value_hints import value_hint
 
 _MAX_SUGGESTIONS = 50
 _SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
@@ -62,29 +64,50 @@ def known_path(dotted: str) -> Path | None:
     return (head, name, *(below.split(".") if nested else [below]))
 
 
+def is_text(path: Path) -> bool:
+    """Does the setting hold a text? Environment variables do, wherever they are written."""
+    if len(path) == 1:
+        return path[0] in TOP and TOP[path[0]][0] in ("text", "name")
+    if path[:3] == ("cluster", "runtime_env", "env_vars") and len(path) == 4:
+        return True
+    field = TOP.get(path[0]) or FIELDS[path[0]].get(path[1])
+    if field is None:
+        return False
+    return field[0] == "text" if len(path) == 2 and path[0] not in TOP else field[0] == "map" and field[6][0] == "text"
+
+
 def suggest(path: Path, value: Any = None) -> Path | None:
     """The path that an unknown one most likely means; the keys inside a mapping tell which group it was to be."""
-    name = path[-1]
     homes = _homes()
+    if len(path) > 2 and path[0] not in FIELDS:
+        path = path[-2:]  # another framework's deep path: the last words say what it is
     if len(path) == 1 and isinstance(value, dict):
-        votes = [home[0] for key in value for home in homes.get(key, ())]
+        votes = [home[0] for key in value for home in _meant_by(key)]
         if votes:
             return (max(votes, key=votes.count),)
-    if len(path) == 1:
-        if name in homes:
-            return homes[name][0]
-        close = nearest(name, [*TOP, *FIELDS, "extends", "profile", "recipe", *homes])
-        return None if close is None else homes[close][0] if close in homes and close not in FIELDS else (close,)
-    if path[0] not in FIELDS:
+    if len(path) > 1 and path[0] not in FIELDS:
         group = nearest(path[0], list(FIELDS))
         if group and path[1] in FIELDS[group]:
             return (group, path[1])
-    elif path[1] not in homes and (close := nearest(path[1], list(FIELDS[path[0]]))):
+    name = path[1] if len(path) > 1 else path[0]
+    meant = _meant_by(name)
+    if meant:
+        return next((home for home in meant if home[0] == path[0]), meant[0])
+    if len(path) == 1:
+        close = nearest(name, [*TOP, *FIELDS, "extends", "profile", "recipe", *homes])
+        return None if close is None else homes[close][0] if close in homes and close not in FIELDS else (close,)
+    close = nearest(name, list(FIELDS[path[0]])) if path[0] in FIELDS else None
+    if close:
         return (path[0], close)
-    if path[1] in homes:
-        return homes[path[1]][0]
-    close = nearest(path[1], list(homes))
+    close = nearest(name, list(homes))
     return homes[close][0] if close else None
+
+
+def _meant_by(name: str) -> list[Path]:
+    """Where a field of that name lives, or of the name that another framework gives it."""
+    homes = _homes().get(name) or _homes().get(plain(name))
+    other = synonym(name)
+    return homes or ([other] if other else [])
 
 
 def shape_faults(
@@ -124,7 +147,7 @@ def _unknown(path: Path, value: Any, look: bool) -> ShapeFault:
     if meant[-1] == path[-1] and len(meant) > 1:
         hint = f"{path[-1]} belongs under {meant[0]}: write {where}"
     else:
-        hint = f"did you mean {where}?"
+        hint = f"did you mean {where}{note(path[-1])}?"
     return ShapeFault("P3O006", path, message, hint, at_key=True, meant=meant)
 
 
@@ -167,12 +190,9 @@ _BOUNDS = {
 
 def _wrong(error: Mapping[str, Any], path: Path, raw: str | None) -> ShapeFault:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    hint: str | None = None
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'", context["expected"])
         wanted = "one of " + ", ".join(options) if len(options) > 1 else " ".join(options)
-        close = nearest(value, options) if isinstance(value, str) else None
-        hint = f"did you mean {close}?" if close else None
     elif kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         wanted = f"{words} {context[bound]:g}"
@@ -182,7 +202,7 @@ def _wrong(error: Mapping[str, Any], path: Path, raw: str | None) -> ShapeFault:
     secret = len(path) > 2 and _SECRET.search(path[-1]) is not None
     got = f"a {type(value).__name__} that is not shown" if secret else _described(value, raw)
     message = f"{name} must be {wanted}, but is {got}" if wanted else f"{name} is {got}: {error['msg'].lower()}"
-    return ShapeFault("P3O007", path, message, hint or (None if secret else _type_hint(kind, value, raw, context)))
+    return ShapeFault("P3O007", path, message, None if secret else value_hint(kind, value, raw, context, path))
 
 
 def _described(value: Any, raw: str | None) -> str:
@@ -201,33 +221,6 @@ def _described(value: Any, raw: str | None) -> str:
     if raw is not None and raw != repr(value):
         return f"the number {raw[:60]} ({shown(value)})"
     return f"the number {shown(value)}"
-
-
-def _type_hint(kind: str, value: Any, raw: str | None, context: Mapping[str, Any]) -> str | None:
-    if kind in ("string_type", "literal_error") and raw is not None and isinstance(value, (bool, int, float)):
-        quoted = f'put it in quotes: "{raw[:60]}"'
-        return quoted if kind == "string_type" or f"'{raw}'" in context["expected"] else None
-    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
-        return _unquoted_hint(kind, value, raw)
-    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return f"write {int(value)}"
-    if kind == "finite_number" and raw is not None and raw[-1:].isdigit():
-        return "numbers above 3.4e38 are infinite in float32; write a smaller one"
-    return None
-
-
-def _unquoted_hint(kind: str, value: str, raw: str | None) -> str | None:
-    if kind == "int_type":
-        try:
-            number = float(value)
-        except ValueError:
-            return None
-        if value.isdigit():
-            return "remove the quotes"
-        return f"write {int(number)}" if number.is_integer() and abs(number) < 1e15 else None
-    if kind == "bool_type" and raw is None and value.lower() in ("true", "false", "on", "off", "yes", "no"):
-        return "remove the quotes"
-    return None
 
 
 def placeholder(kept: Mapping[str, Any]) -> dict[str, Any]:

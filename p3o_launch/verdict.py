@@ -60,9 +60,11 @@ class Verdict:
         for path, raw in self.flat.raw.items():
             meaning = trap(raw)
             if meaning and path[:2] not in self.failed:
+                from p3o_launch.value_hints import trap_hint
+
                 self.failed.add(path[:2])
                 message = f"{'.'.join(path)}: {meaning}"
-                hint = f"write {self.value(path)}, or quote it if it is text"
+                hint = trap_hint(raw, self.value(path), path)
                 yield file_finding("P3O007", self.flat.values[path], message, hint, ".".join(path))
 
     def value(self, path: Path) -> Any:

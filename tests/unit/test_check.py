@@ -90,7 +90,14 @@ FAULTS = [
     ("name: a/b\n", "P3O007", 2, 7, "name must be 1 to 64 letters", None),
     ("cluster:\n  env:\n    A: 1\n", "P3O007", 4, 8, "cluster.env.A must be text", 'put it in quotes: "1"'),
     ("cluster:\n  env: text\n", "P3O007", 3, 8, "cluster.env must be a mapping", None),
-    ("batch:\n  micro_batch_size: 010\n", "P3O007", 3, 21, "010 is octal in YAML 1.1 and means 8", "write 8"),
+    (
+        "batch:\n  micro_batch_size: 010\n",
+        "P3O007",
+        3,
+        21,
+        "010 is octal in YAML 1.1 and means 8",
+        "write 10, or 8 if octal is meant",
+    ),
     ("cluster:\n  timeout_s: 10:00\n", "P3O007", 3, 14, "means 600", "write 600"),
     (
         "batch:\n  micro_batchsize: 2\n",
