@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from p3o_launch.diagnostics import Finding
+from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, either, named, shown, version_of
 from p3o_launch.guards import GuardContext, guard
-from p3o_launch.hardware import Capability, find_gpu
+from p3o_launch.hardware import Capability, find_gpu, similar_gpu
 
 _FP8_NEEDS: dict[str, tuple[Capability, str]] = {
     "delayed": ((8, 9), "per-tensor FP8"),
@@ -224,3 +224,54 @@ def half_precision_on_cpu(context: GuardContext) -> Iterator[Finding]:
                 f"set {path}: {off}",
                 related=("cluster.device",),
             )
+
+
+@guard(
+    "P3O510",
+    "bf16-on-this-gpu",
+    why="Matrix units compute in bfloat16 from compute capability 8.0 on. On an older GPU compiled kernels and engines "
+    "refuse it when they start, and what does run is emulated in float32.",
+    fix="Use precision.fp16, train in float32, or declare the GPU the run will use in cluster.gpu.",
+    source="https://github.com/vllm-project/vllm/issues/946; https://github.com/verl-project/verl/issues/2594",
+    allows="fp16 and float32 on any GPU; bf16 on Ampere and later; a GPU that is not declared or not known; the CPU, "
+    "which is P3O508's matter.",
+    ignorable=True,
+)
+def bf16_on_this_gpu(context: GuardContext) -> Iterator[Finding]:
+    preset, path = context.preset, "precision.bf16"
+    gpu = find_gpu(preset.cluster.gpu)
+    if not preset.precision.bf16 or preset.cluster.device != "cuda" or gpu is None or gpu.capability >= (8, 0):
+        return
+    yield Finding(
+        path,
+        f"{named(preset, path)} needs compute capability 8.0, but {named(preset, 'cluster.gpu')} has "
+        f"{_dotted(gpu.capability)}",
+        # With both formats on, one of them must go anyway: P3O502.
+        "set precision.bf16: false" + ("" if preset.precision.fp16 else " and precision.fp16: true"),
+        related=("cluster.gpu",),
+    )
+
+
+@guard(
+    "P3O511",
+    "gpu-not-known",
+    Severity.WARNING,
+    why="The rules about number formats, memory and hardware queues look the declared GPU up by its name. A name that "
+    "is not in their list switches them off, and nothing else would say so.",
+    fix="Write the product name as nvidia-smi prints it, such as A100-80GB.",
+    source="p3o_launch/hardware.py: product names, compute capabilities and memory",
+    allows="The names of NVIDIA's data-centre, workstation and consumer GPUs in any spelling, with memory, form factor "
+    "or vendor beside them; no declared GPU; the CPU.",
+    ignorable=True,
+)
+def gpu_not_known(context: GuardContext) -> Iterator[Finding]:
+    cluster = context.preset.cluster
+    if cluster.device != "cuda" or cluster.gpu is None or find_gpu(cluster.gpu) is not None:
+        return
+    similar = similar_gpu(cluster.gpu)
+    yield Finding(
+        "cluster.gpu",
+        f"{named(context.preset, 'cluster.gpu')} is no GPU that is known here: whether it has bf16 and FP8, enough "
+        "memory and one hardware queue is not checked",
+        f"did you mean {similar}?" if similar else "set cluster.gpu: null, or ignore P3O511 with the reason",
+    )

@@ -127,7 +127,7 @@ def test_speculative_decoding_by_version(version: str | None, expected: str) -> 
 )
 def test_batch_invariance_by_gpu_and_version(gpu: str | None, version: str | None, expected: str) -> None:
     changes: dict[str, object] = {"rollout.engine": "vllm", "rollout.engine_version": version, "cluster.gpu": gpu}
-    changes["rollout.max_response_len"] = 128  # fits a T4
+    changes |= {"rollout.max_response_len": 128, "precision.bf16": False, "precision.fp16": True}  # suits a T4
     assert set(codes({**changes, "cluster.env": {"VLLM_BATCH_INVARIANT": "1"}})) == {expected}
     assert set(codes({**changes, "cluster.env": {"VLLM_BATCH_INVARIANT": "0"}})) == {"119"}
 

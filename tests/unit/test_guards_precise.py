@@ -15,6 +15,8 @@ RING = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WO
 DETERMINISTIC = {"precision.deterministic_mode": True}
 DYNAMIC = {"batch.use_dynamic_batch_size": True, "batch.max_tokens_per_gpu": 4608}
 FP8 = {"precision.fp8": "hybrid", "precision.fp8_recipe": "tensorwise", "cluster.gpu": "H100-80GB"}
+HALF = {"precision.bf16": False, "precision.fp16": True}
+SHORT = {"rollout.max_response_len": 128}
 MOE = {"model.num_experts": 8, "model.moe_ffn_hidden_size": 384}
 
 ACCEPTED: list[tuple[str, Changes]] = [
@@ -47,7 +49,9 @@ ACCEPTED: list[tuple[str, Changes]] = [
     ("per-tensor FP8 on 8.9", {**FP8, "cluster.gpu": "L40S"}),
     ("FP8 rollout weights on an A100", {"rollout.weight_quantization": "fp8_e4m3"}),
     ("GPU not declared", {**FP8, "cluster.gpu": ABSENT}),
-    ("GPU not known", {**FP8, "cluster.gpu": "Ponte Vecchio"}),
+    ("GPU not declared, on Volta's format", {"precision.bf16": False, "precision.fp16": True, "cluster.gpu": ABSENT}),
+    ("the name of a GPU in a CPU run", {**CPU, "cluster.gpu": "Ponte Vecchio"}),
+    ("a GPU by its bare number", {"cluster.gpu": "4090", "rollout.max_response_len": 1024}),
     ("periodic sync", {"rollout.update_weights_interval": 3}),
     ("MTP layers present, not trained", {"model.mtp_num_layers": 1}),
     ("graphs of attention alone", {"parallel.cuda_graph_scope": "attn"}),
@@ -429,8 +433,12 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
     (
         "flash on a T4",
         ["509"],
-        {"model.attention_backend": "flash", "cluster.gpu": "T4", "rollout.max_response_len": 128},
+        {**HALF, "model.attention_backend": "flash", "cluster.gpu": "T4", "rollout.max_response_len": 128},
     ),
+    ("bf16 on a T4", ["510"], {"cluster.gpu": "T4", "rollout.max_response_len": 128}),
+    ("both halves on a T4", ["502", "510"], {"precision.fp16": True, "cluster.gpu": "T4"} | SHORT),
+    ("GPU not known: nothing else is judged", ["511"], {**FP8, "cluster.gpu": "Ponte Vecchio"}),
+    ("GPU misspelt", ["511"], {"cluster.gpu": "H1000-80GB"}),
     (
         "float64 on a GPU",
         ["119"],
