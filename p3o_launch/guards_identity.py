@@ -52,7 +52,8 @@ register(
         Severity.ERROR,
         why="The stored checkpoint already stands at or past the number of optimizer steps the preset asks for: the "
         "resumed run would load everything, make no step and look like a success.",
-        fix="The run is complete: start a new one, or repeat it with `p3o-launch runs rerun`.",
+        fix="The run is complete: start a new one, repeat it with `p3o-launch runs rerun`, or, at a constant learning rate, "
+        "ask for more with `--set batch.num_rollout=`.",
         source="design rule of p3o-launch: a run that makes zero steps is not a success",
         allows="A resume with at least one step left.",
     )

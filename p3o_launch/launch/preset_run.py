@@ -20,19 +20,16 @@ from p3o_launch.errors import (
     RunInterrupted,
 )
 from p3o_launch.launch import record as status
-from p3o_launch.launch.arguments import resolved_yaml
 from p3o_launch.launch.environment import machine, versions
 from p3o_launch.launch.hooks import after_run, before_run
 from p3o_launch.launch.job import Job, make_job
 from p3o_launch.launch.preflight import load_inputs
 from p3o_launch.launch.progress import LiveProgress, PlainProgress, make_progress
 from p3o_launch.launch.quoting import word
-from p3o_launch.launch.record import RunRecord, process_facts, utc_now, write_atomic
-from p3o_launch.launch.recorder import begin
-from p3o_launch.launch.redact import redact_text
+from p3o_launch.launch.record import RunRecord, process_facts, utc_now
 from p3o_launch.launch.resume import Resumption
+from p3o_launch.launch.run_files import write_run_dir
 from p3o_launch.launch.rundir import claim_run_dir, create_run_dir
-from p3o_launch.launch.script import run_script
 from p3o_launch.launch.summary import summarize
 from p3o_launch.runtime.driver import (
     ClusterStart,
@@ -104,7 +101,7 @@ class PresetRun:
     def _record(self, inputs: Inputs) -> RunRecord:
         """The record of a new run, or that of the run to go on with, made this process's own."""
         if self.resumption is not None:
-            self.resumption.reopen()
+            self.resumption.reopen(self.job or make_job(self.result, self.preset, self.profile), sys.argv)
             return self.resumption.record
         record = self._write_record(make_plan(self.preset, self._directory()))
         record.update(prompts=len(inputs.prompts), skipped=inputs.skipped)
@@ -213,16 +210,3 @@ def finish(record: RunRecord, outcome: str, exit_code: int, failure: dict[str, A
         newest = str(kept.relative_to(record.directory)) if kept is not None else record.data.get("last_checkpoint")
         ended = utc_now()
         record.update(status=outcome, exit_code=exit_code, failure=failure, ended=ended, last_checkpoint=newest)
-
-
-def write_run_dir(directory: Path, job: Job, **facts: Any) -> RunRecord:
-    """Fill a new run directory: record, resolved preset, arguments, and the script that does it again.
-
-    ``facts``: what else the record says.
-    """
-    facts = {**job.facts, "command_line": list(sys.argv), **facts}
-    data = begin(directory, facts, job.arguments_in(str(directory)))
-    write_atomic(directory / "resolved.yaml", redact_text(resolved_yaml(job.preset)))
-    write_atomic(directory / "command.sh", run_script(job))
-    (directory / "command.sh").chmod(0o755)
-    return RunRecord(directory, data)

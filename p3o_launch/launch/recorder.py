@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from p3o_launch.launch.environment import machine, versions, working_tree
+from p3o_launch.launch.environment import Tree, machine, versions, working_tree
 from p3o_launch.launch.quoting import word
 from p3o_launch.launch.record_file import (
     FAILED,
@@ -43,20 +43,29 @@ def begin(
     ``facts``: what was known when the run was resolved; ``pid``: the process that the run lives and dies with.
     """
     tree = working_tree()
-    found = {
+    data = first_record(directory, {**facts, **present(tree, arguments)}, pid)
+    write_record(directory, data)
+    for folder in FOLDERS:
+        (directory / folder).mkdir(exist_ok=True)
+    write_inputs(directory, tree, arguments)
+    return data
+
+
+def present(tree: Tree | None, arguments: Sequence[str]) -> dict[str, Any]:
+    """What the record says of a launch that happens now: its arguments, the code, the packages, the machine."""
+    return {
         "arguments": list(arguments),
         "git": tree.record() if tree is not None else None,
         "versions": versions(),
         "machine": machine(),
     }
-    data = first_record(directory, {**facts, **found}, pid)
-    write_record(directory, data)
-    for folder in FOLDERS:
-        (directory / folder).mkdir(exist_ok=True)
+
+
+def write_inputs(directory: Path, tree: Tree | None, arguments: Sequence[str]) -> None:
+    """The argument list and the uncommitted changes as files of the run."""
     write_atomic(directory / "resolved_args.txt", "".join(f"{redact_text(word(item))}\n" for item in arguments))
     if tree is not None and tree.patch:
         write_atomic(directory / "git.patch", tree.patch)
-    return data
 
 
 def change(directory: Path, **changes: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,30 @@ from p3o_launch.errors import PreflightError, UsageError
 from p3o_launch.guards import all_guards
 from p3o_launch.launch import record as status
 from p3o_launch.launch.arguments import resolved_data
+from p3o_launch.launch.environment import working_tree
+from p3o_launch.launch.job import Job
 from p3o_launch.launch.preflight import place_of
 from p3o_launch.launch.quoting import word
 from p3o_launch.launch.record import RunRecord, find_run, utc_now
+from p3o_launch.launch.recorder import present, write_inputs
+from p3o_launch.launch.run_files import set_aside, write_preset
 from p3o_launch.runtime.mcore.checkpoint_dirs import latest
 from p3o_launch.schema import Preset
 
+# What a record says of the process that ran, and not of the run.
+_OF_ONE_PROCESS = (
+    "status",
+    "failure",
+    "started",
+    "ended",
+    "steps_done",
+    "process",
+    "command_line",
+    "arguments",
+    "git",
+    "versions",
+    "machine",
+)
 # What may differ from the recorded preset without moving the objective: a checkpoint is resharded for another layout.
 _FREE = ("description", "ignore", "cluster", "checkpoint", "logging", "evaluation", "parallel")
 
@@ -40,12 +59,24 @@ class Resumption:
         """Rollouts the checkpoint holds; its name says so."""
         return int(self.checkpoint.name.rpartition("_")[2]) if self.checkpoint is not None else 0
 
-    def reopen(self) -> None:
-        """Make the record that of this process. What ended before stays in ``earlier``."""
+    def reopen(self, job: Job, command_line: Sequence[str]) -> None:
+        """Make the record and the inputs in the directory those of this process.
+
+        What was so before stays in the record's ``earlier`` and, where a file changes, in ``earlier/N``.
+        """
         data = self.record.data
-        past = {key: data[key] for key in ("status", "failure", "started", "ended", "steps_done", "process")}
+        past = {key: data.get(key) for key in _OF_ONE_PROCESS}
+        tree = working_tree()
+        facts = present(tree, job.arguments_in(str(self.directory)))
+        if recorded_data(self.directory) != resolved_data(job.preset):
+            facts |= job.facts
+        set_aside(self.directory, len(data.get("earlier", ())) + 1)
+        write_inputs(self.directory, tree, facts["arguments"])
+        write_preset(self.directory, job)
         self.record.update(
             **status.process_facts(),
+            **facts,
+            command_line=list(command_line),
             status=status.CREATED,
             earlier=[*data.get("earlier", ()), past],
             resumed_from=str(self.checkpoint.relative_to(self.directory)) if self.checkpoint is not None else None,

@@ -11,6 +11,7 @@ from typing import Any
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.diagnostics import LocatedFinding, Severity
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from p3o_launch.launch.drift import drift
 from p3o_launch.launch.job import PROXIES, Job, make_job
 from p3o_launch.launch.launch_warnings import launch_warnings
 from p3o_launch.launch.preflight import Request, asset_findings, machine_findings, require_packages
@@ -75,6 +76,9 @@ def run_preset(
     if target == "relax":
         return Submission(job, jobs_address(job.address)).execute()
     require_packages()
+    if resumption is not None:
+        for line in drift(resumption.directory, resumption.record.data):
+            sys.stderr.write(f"warning: {line}\n")
     return PresetRun(result, result.preset, profile, run_dir, resumption, job).execute()
 
 

@@ -20,10 +20,10 @@ from p3o_launch.launch import record_file as status
 from p3o_launch.launch.hooks import after_run, before_run
 from p3o_launch.launch.job import Job
 from p3o_launch.launch.preflight import place_of
-from p3o_launch.launch.preset_run import write_run_dir
 from p3o_launch.launch.record import RunRecord
 from p3o_launch.launch.recorder import change
 from p3o_launch.launch.relax import MODULE
+from p3o_launch.launch.run_files import write_run_dir
 from p3o_launch.launch.rundir import create_run_dir
 from p3o_launch.runtime.packaging import LIMIT_BYTES, excludes, local_directory, packed_env, packed_size
 from p3o_launch.runtime.signals import StopRequest

@@ -182,6 +182,19 @@ def test_resume_alone_goes_on_as_the_record_says(broken, monkeypatch, capsys):
     assert (run.resumption.directory, run.resumption.checkpoint.name) == (broken, "rollout_000002")
 
 
+def test_a_resume_in_other_code_or_packages_says_so_and_records_both(job, broken, monkeypatch, capsys):
+    record = RunRecord.load(broken)
+    record.update(versions=record.data["versions"] | {"torch": "1.0"}, git=None)
+    monkeypatch.setattr(PresetRun, "execute", lambda run: 0)
+    run_preset(None, resume=str(broken))
+    assert "warning: torch was 1.0, is " in capsys.readouterr().err
+    monkeypatch.undo()
+    job(Ranks(), resume=broken.name).execute()
+    data = RunRecord.load(broken).data
+    assert data["earlier"][0]["versions"]["torch"] == "1.0"
+    assert data["versions"]["torch"] != "1.0"
+
+
 def test_resume_alone_finds_a_run_by_its_id_below_runs(broken, monkeypatch):
     monkeypatch.chdir(broken.parents[3])
     begun = []
@@ -208,6 +221,13 @@ def test_more_rollouts_are_the_same_run_for_longer(job, broken):
     (broken / "resolved.yaml").write_text(yaml.safe_dump(data))
     assert job(ranks, resume=broken.name, batch={"num_rollout": 6}, optimizer=constant).execute() == 0
     assert [row["step"] for row in read_jsonl(broken / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    # The directory says what runs now, and what ran before.
+    assert yaml.safe_load((broken / "resolved.yaml").read_text())["batch"]["num_rollout"] == 6
+    assert yaml.safe_load((broken / "earlier" / "1" / "resolved.yaml").read_text())["batch"]["num_rollout"] == 4
+    record = RunRecord.load(broken).data
+    assert "batch.num_rollout=6" in record["arguments"]
+    assert "batch.num_rollout=4" in record["earlier"][0]["arguments"]
+    assert "batch.num_rollout=6" in (broken / "resolved_args.txt").read_text()
 
 
 def test_a_rate_that_is_spread_over_the_run_fixes_its_length():

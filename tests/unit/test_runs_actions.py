@@ -15,12 +15,13 @@ from run_support import TINY, tiny_preset
 from p3o_launch.check import check_text
 from p3o_launch.errors import PreflightError, UsageError
 from p3o_launch.launch.arguments import resolved_yaml
+from p3o_launch.launch.drift import drift
 from p3o_launch.launch.environment import working_tree
 from p3o_launch.launch.job import make_job
-from p3o_launch.launch.preset_run import write_run_dir
 from p3o_launch.launch.record import RunRecord
 from p3o_launch.launch.record_file import process_facts
-from p3o_launch.launch.runs_actions import drift, follow_run, stop_run
+from p3o_launch.launch.run_files import write_run_dir
+from p3o_launch.launch.runs_actions import follow_run, stop_run
 from p3o_launch.launch.runs_command import show_lines
 from p3o_launch.launch.submit import conclude, package_findings, record_end
 from p3o_launch.runtime.packaging import excludes, is_excluded, packed_env, packed_size
