@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from p3o_launch.diagnostics import Finding, LocatedFinding, Position, Severity
 from p3o_launch.guards import GuardContext, Rule, all_guards
-from p3o_launch.loading import ChainFile, Flat, Loaded, flatten, load, merge, parse_overrides
+from p3o_launch.loading import STDIN, STDIN_NAME, ChainFile, Flat, Loaded, flatten, load, merge, parse_overrides
 from p3o_launch.nodes import Entry, Node, Path, parse, shown_key
 from p3o_launch.presets import nearest
 from p3o_launch.rules_file import file_finding
@@ -93,7 +93,11 @@ class CheckResult:
 def check_file(
     path: str, *, overrides: Sequence[str] = (), profile: str | None = None, recipe: str | None = None
 ) -> CheckResult:
-    """Every finding of the preset file ``path``. Raises UsageError only for a ``--set`` without ``=``."""
+    """Every finding of the preset file ``path``; ``-`` is the standard input.
+
+    Raises UsageError only for a ``--set`` without ``=``.
+    """
+    path = STDIN_NAME if path == STDIN else path
     return _check(path, load(path, overrides=overrides, profile=profile, recipe=recipe), overrides)
 
 

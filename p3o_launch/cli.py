@@ -37,7 +37,7 @@ def plain_validate(words: Sequence[str]) -> dict[str, Any] | None:
                 overrides.append(value)
             else:
                 options[_VALUES[word]] = value
-        elif word.startswith("-"):
+        elif word.startswith("-") and word != "-":
             return None
         else:
             files.append(word)

@@ -95,7 +95,7 @@ def validate(
         list[str],
         typer.Argument(
             metavar="FILE_OR_NAME...",
-            help="Preset files, or names of shipped ones.",
+            help="Preset files, or names of shipped ones; - reads the standard input.",
             autocompletion=completion.complete_preset,
         ),
     ],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from p3o_launch.check import CheckResult, check_file
 from p3o_launch.diagnostics import Severity
 from p3o_launch.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_OK, UsageError
+from p3o_launch.loading import STDIN
 from p3o_launch.presets import resolve_name
 from p3o_launch.report import FORMATS, format_text, summary
 
@@ -25,9 +26,11 @@ def validate_files(
     recipe: str | None = None,
     strict: bool = False,
 ) -> int:
-    """Check every file (or shipped preset), print all findings, and return the exit code."""
+    """Check every file (or shipped preset, or ``-``), print all findings, and return the exit code."""
     known_format(format_)
-    paths = [resolve_name(name) for name in files]
+    if list(files).count(STDIN) > 1:
+        raise UsageError("the standard input can be read once", hint="give - once")
+    paths = [name if name == STDIN else resolve_name(name) for name in files]
     results = [check_file(path, overrides=overrides, profile=profile, recipe=recipe) for path in paths]
     code = report(results, format_)
     warned = any(result.count(Severity.WARNING) for result in results)

@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,6 +26,7 @@ from p3o_launch.presets import SUFFIXES, display, names, nearest, shipped
 from p3o_launch.rules_file import file_finding
 
 MAX_FILES = 64
+STDIN, STDIN_NAME = "-", "<stdin>"
 _FOLDERS = {"profile": "profiles", "recipe": "recipes"}
 _DIRECTIVES = ("extends", "profile", "recipe", "partial")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -96,7 +98,7 @@ class _Loader:
     def read(self, path: str, origin: str, asked: Position | None) -> str | None:
         here = Position(path, 1, 1, origin)
         try:
-            raw = read_limited(path)
+            raw = standard_input() if path == STDIN_NAME else read_limited(path)
             self.chain.append(ChainFile(path, raw, origin))
             text = decode(raw)
         except FileNotFoundError:
@@ -210,6 +212,17 @@ def read_limited(path: str) -> bytes:
     return raw
 
 
+def standard_input() -> bytes:
+    """The bytes of the standard input, read to its end; OSError where there is none, or Oversized."""
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise OSError(errno.EBADF, "there is no standard input")
+    raw: bytes = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise Oversized
+    return raw
+
+
 def decode(raw: bytes) -> str:
     """UTF-8 text, with or without a byte order mark; control characters are refused."""
     try:
@@ -268,6 +281,7 @@ def load(
 ) -> Loaded:
     """Load a file (or ``text``, shown as ``path``) with everything it builds on. Never raises for what a file holds.
 
+    ``STDIN_NAME`` is the standard input; what it extends is relative to the working directory.
     ``--set profile=NAME`` and ``--set recipe=NAME`` choose like the arguments of the same name, which win over them.
     Other overrides are left to ``check.py``, which knows the paths that exist; only their form is looked at here.
     """

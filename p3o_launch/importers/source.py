@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from p3o_launch.diagnostics import LocatedFinding, Position
-from p3o_launch.loading import NotText, Oversized, decode, read_limited
+from p3o_launch.loading import STDIN, STDIN_NAME, NotText, Oversized, decode, read_limited, standard_input
 from p3o_launch.nodes import MAX_BYTES
 from p3o_launch.rules_file import file_finding
-
-STDIN = "-"
-STDIN_NAME = "<stdin>"
 
 
 def read_source(path: str) -> tuple[str | None, str, list[LocatedFinding]]:
@@ -18,7 +13,7 @@ def read_source(path: str) -> tuple[str | None, str, list[LocatedFinding]]:
     name = STDIN_NAME if path == STDIN else path
     here = Position(name, 1, 1)
     try:
-        raw = _standard_input() if path == STDIN else read_limited(path)
+        raw = standard_input() if path == STDIN else read_limited(path)
         text = decode(raw)
     except FileNotFoundError:
         return None, name, [file_finding("P3O001", here, "the file does not exist")]
@@ -30,10 +25,3 @@ def read_source(path: str) -> tuple[str | None, str, list[LocatedFinding]]:
     except NotText as error:
         return None, name, [file_finding("P3O001", Position(name, error.line, 1), str(error), "save it as UTF-8 text")]
     return text, name, []
-
-
-def _standard_input() -> bytes:
-    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise Oversized
-    return raw
