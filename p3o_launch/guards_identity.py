@@ -30,8 +30,8 @@ register(
         "starting over under the same name would hide that.",
         fix="Start a new run with `p3o-launch runs rerun`; checkpoint.save_interval makes it one that can be resumed.",
         source="design rule of p3o-launch: a resume that loads nothing is not a resume",
-        allows="Any complete checkpoint, also an older one beside an interrupted save; a run that ended before its first "
-        "checkpoint was due, which begins again with its first step.",
+        allows="Any complete checkpoint, also an older one beside an interrupted save; a run that ended before its "
+        "first checkpoint was due, which begins again with its first step.",
     )
 )
 register(
@@ -52,8 +52,8 @@ register(
         Severity.ERROR,
         why="The stored checkpoint already stands at or past the number of optimizer steps the preset asks for: the "
         "resumed run would load everything, make no step and look like a success.",
-        fix="The run is complete: start a new one, repeat it with `p3o-launch runs rerun`, or, at a constant learning rate, "
-        "ask for more with `--set batch.num_rollout=`.",
+        fix="The run is complete: repeat it with `p3o-launch runs rerun`, or, at a constant learning rate, ask for more "
+        "rollouts with `--set batch.num_rollout=N`.",
         source="design rule of p3o-launch: a run that makes zero steps is not a success",
         allows="A resume with at least one step left.",
     )
