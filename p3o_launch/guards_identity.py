@@ -52,8 +52,8 @@ register(
         Severity.ERROR,
         why="The stored checkpoint already stands at or past the number of optimizer steps the preset asks for: the "
         "resumed run would load everything, make no step and look like a success.",
-        fix="The run is complete: repeat it with `p3o-launch runs rerun`, or, at a constant learning rate, ask for more "
-        "rollouts with `--set batch.num_rollout=N`.",
+        fix="The run is complete: repeat it with `p3o-launch runs rerun`, or, at a constant learning rate, ask for "
+        "more rollouts with `--set batch.num_rollout=N`.",
         source="design rule of p3o-launch: a run that makes zero steps is not a success",
         allows="A resume with at least one step left.",
     )
