@@ -24,6 +24,7 @@ FAMILIES = (
     "loss",
     "replay",
     "topology",
+    "moe",
     "batch",
     "stages",
     "rollout",

@@ -1,8 +1,8 @@
 """119: settings the schema knows, because other frameworks have them, and the builtin runtime does not carry out.
 
 A run that silently left one out would be another run than the preset describes. When the runtime learns a feature, its
-line leaves the table. A setting that another rule refuses already is not reported twice; a rule that only warns lets the
-run start, and this one must not.
+line leaves the table. A setting that another rule refuses already is not reported twice; a rule that only warns lets
+the run start, and this one must not.
 """
 
 from __future__ import annotations
@@ -102,6 +102,12 @@ LIMITS = (
     ),
     Limit("model.lora_rank", _on("model.lora_rank"), "trains all weights", "set model.lora_rank: 0"),
     _value("model.custom_forward_hook_path", "registers no hooks"),
+    Limit(
+        "model.moe_router_force_biased",
+        lambda preset: preset.model.num_experts is not None and bool(preset.model.moe_router_force_biased),
+        "gives the router no random bias",
+        "remove model.moe_router_force_biased",
+    ),
     _switch("model.enable_mtp_training", "builds no multi-token-prediction layers"),
     Limit(
         "model.attention_backend",
@@ -227,7 +233,7 @@ def _changes_nothing(preset: Preset, name: str, value: object) -> bool:
 
 
 def _refused_elsewhere(context: GuardContext) -> set[str]:
-    """Paths that take part in a finding of another rule that stops the run: an error that the preset does not ignore."""
+    """Paths that take part in what stops the run already: an error of another rule that the preset does not ignore."""
     paths: set[str] = set()
     ignored = context.preset.ignore
     for rule in all_guards().values():

@@ -19,13 +19,12 @@ from p3o_launch.guard_tools import (
     either,
     named,
     nearest,
+    value_at,
 )
 from p3o_launch.guards import GuardContext, guard
 
 if TYPE_CHECKING:
     from p3o_launch.schema import Preset
-
-_EXPERT = "parallel.expert_model_parallel_size"
 
 
 @guard(
@@ -111,8 +110,7 @@ def _tp_fits_heads(preset: Preset, tp: int) -> bool:
 
 
 def _tp_fits_model(preset: Preset, tp: int) -> bool:
-    model = preset.model
-    return _tp_fits_heads(preset, tp) and model.ffn_hidden_size % tp == 0 and model.vocab_size % tp == 0
+    return _tp_fits_heads(preset, tp) and not _uneven_widths(preset, tp)
 
 
 def _tp_fits_groups(preset: Preset, tp: int) -> bool:
@@ -209,42 +207,6 @@ def sequence_parallel_without_tensor_parallel(context: GuardContext) -> Iterator
 
 
 @guard(
-    "P3O311",
-    "experts-not-divisible",
-    why="Expert parallelism gives each rank a whole number of experts, and needs ranks of its own to spread them over.",
-    fix="Choose an expert-parallel size that divides num_experts and the ranks of one pipeline stage.",
-    source=f"--expert-model-parallel-size in {ARGUMENTS}",
-)
-def experts_not_divisible(context: GuardContext) -> Iterator[Finding]:
-    preset, sizes = context.preset, context.topology
-    ep, experts, path = preset.parallel.expert_model_parallel_size, preset.model.num_experts, _EXPERT
-    if ep == 1 or sizes.dp is None:
-        return
-    if experts is None:
-        yield Finding(
-            path,
-            f"{named(preset, path)} with model.num_experts absent: a dense model has no experts to spread",
-            f"set {path}: 1",
-            related=("model.num_experts",),
-        )
-        return
-    etp = preset.parallel.expert_tensor_parallel_size or sizes.tp
-    ranks = sizes.world_size // sizes.pp
-    if experts % ep == 0 and ranks % (ep * etp) == 0:
-        return
-    legal = [size for size in divisors(experts) if ranks % (size * etp) == 0]
-    relation = named(preset, "model.num_experts")
-    if experts % ep == 0:
-        relation = f"the {ranks} ranks of a pipeline stage with expert tensor-parallel size {etp}"
-    yield Finding(
-        path,
-        f"{named(preset, path)} does not divide {relation}",
-        f"use {either(legal)}" if legal else "set parallel.expert_tensor_parallel_size: 1",
-        related=("model.num_experts", "parallel.expert_tensor_parallel_size"),
-    )
-
-
-@guard(
     "P3O314",
     "engine-gpus-not-divisible",
     why="Every rollout engine takes num_gpus_per_engine GPUs. What is left over serves no engine, and more GPUs than "
@@ -276,25 +238,58 @@ def engine_gpus_not_divisible(context: GuardContext) -> Iterator[Finding]:
 @guard(
     "P3O316",
     "width-not-divisible",
-    why="Tensor parallelism cuts the feed-forward layer and the vocabulary into equal slices, one per rank.",
-    fix="Choose a tensor-parallel size that divides ffn_hidden_size and vocab_size.",
+    why="Tensor parallelism cuts the feed-forward layer and the vocabulary into equal slices, one per rank; expert "
+    "tensor parallelism does so with each expert.",
+    fix="Choose a tensor-parallel size that divides ffn_hidden_size and vocab_size, and for experts their width.",
     source=f"ffn_hidden_size in {CONFIG}; --make-vocab-size-divisible-by in {ARGUMENTS}",
 )
 def width_not_divisible(context: GuardContext) -> Iterator[Finding]:
     preset, sizes = context.preset, context.topology
     if sizes.dp is None or not _tp_fits_heads(preset, sizes.tp):
         return
-    uneven = [
-        f"model.{field}" for field in ("ffn_hidden_size", "vocab_size") if getattr(preset.model, field) % sizes.tp
-    ]
+    uneven = _uneven_widths(preset, sizes.tp)
     if uneven:
         yield Finding(
             "parallel.tensor_model_parallel_size",
             f"{named(preset, 'parallel.tensor_model_parallel_size')} does not divide "
             f"{both(named(preset, path) for path in uneven)}",
             f"use {either(_legal_tensor_sizes(context))}",
-            related=tuple(uneven),
+            related=(*uneven, "model.num_experts") if "model.moe_ffn_hidden_size" in uneven else tuple(uneven),
         )
+    path, width = "parallel.expert_tensor_parallel_size", _expert_width(preset)
+    etp = preset.parallel.expert_tensor_parallel_size
+    if etp is not None and preset.model.num_experts is not None and _width(preset, width) % etp:
+        ranks = sizes.world_size // (sizes.pp * preset.parallel.expert_model_parallel_size)
+        legal = [size for size in divisors(max(1, ranks)) if _width(preset, width) % size == 0]
+        yield Finding(
+            path,
+            f"{named(preset, path)} does not divide {named(preset, width)}",
+            f"use {either(legal)}",
+            related=(width, "model.num_experts"),
+        )
+
+
+def _expert_width(preset: Preset) -> str:
+    return f"model.{'ffn_hidden_size' if preset.model.moe_ffn_hidden_size is None else 'moe_ffn_hidden_size'}"
+
+
+def _width(preset: Preset, path: str) -> int:
+    """An integer setting that is there."""
+    value = value_at(preset, path)
+    assert isinstance(value, int)
+    return value
+
+
+def _uneven_widths(preset: Preset, tp: int) -> list[str]:
+    """Widths that ``tp`` ranks do not share evenly; of experts that of one, unless they have ranks of their own."""
+    model, etp = preset.model, preset.parallel.expert_tensor_parallel_size
+    paths = ["model.vocab_size"]
+    # Whether there are experts is asked only where it decides: imported configurations often leave it open.
+    if (model.moe_ffn_hidden_size is None and etp is None) or model.num_experts is None:
+        paths.insert(0, "model.ffn_hidden_size")
+    elif etp is None:
+        paths.insert(0, _expert_width(preset))
+    return [path for path in paths if _width(preset, path) % tp]
 
 
 @guard(

@@ -76,7 +76,7 @@ def _elsewhere(facts: Facts) -> Iterator[LocatedFinding]:
 
 def _for_the_record(facts: Facts) -> Iterator[LocatedFinding]:
     preset = facts.preset
-    rollout, model, precision = preset.rollout, preset.model, preset.precision
+    rollout, precision = preset.rollout, preset.precision
     extra = facts.extra
     entries = (
         (
@@ -98,11 +98,6 @@ def _for_the_record(facts: Facts) -> Iterator[LocatedFinding]:
             precision.fp8 is not None and precision.fp8_recipe in _STATELESS,
             "precision.fp8_recipe",
             f"FP8 with {precision.fp8_recipe} scaling keeps no history; Relax's own step scope refuses any FP8",
-        ),
-        (
-            model.moe_aux_loss_coeff > 0 and model.num_experts is not None,
-            "model.moe_aux_loss_coeff",
-            f"an auxiliary loss of weight {model.moe_aux_loss_coeff:g} is part of the objective and not of the ESS",
         ),
         (
             bool(extra.get("whitened")),

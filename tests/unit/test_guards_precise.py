@@ -15,6 +15,15 @@ RING = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WO
 DETERMINISTIC = {"precision.deterministic_mode": True}
 DYNAMIC = {"batch.use_dynamic_batch_size": True, "batch.max_tokens_per_gpu": 4608}
 FP8 = {"precision.fp8": "hybrid", "precision.fp8_recipe": "tensorwise", "cluster.gpu": "H100-80GB"}
+EP2 = {"parallel.expert_model_parallel_size": 2}
+SP2 = {
+    "parallel.tensor_model_parallel_size": 2,
+    "parallel.sequence_parallel": True,
+    "batch.sequence_padding_multiple": 2,
+}
+ETP4 = {"parallel.expert_tensor_parallel_size": 4}
+TOP1_SINKHORN = {"model.moe_router_topk": 1, "model.moe_router_load_balancing_type": "sinkhorn"}
+ODD_WIDTH = {"model.ffn_hidden_size": 3075}
 HALF = {"precision.bf16": False, "precision.fp16": True}
 SHORT = {"rollout.max_response_len": 128}
 MOE = {"model.num_experts": 8, "model.moe_ffn_hidden_size": 384}
@@ -164,6 +173,13 @@ ACCEPTED: list[tuple[str, Changes]] = [
             "cluster.runtime_env": {"env_vars": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
         },
     ),
+    ("every expert for every token", {**GRPO, **MOE, "model.moe_router_topk": 8}),
+    ("router settings of a dense model, out of range", {"model.moe_router_topk": 64}),
+    ("experts over ranks and cut", {**GRPO, **MOE, **EP2, "parallel.expert_tensor_parallel_size": 2}),
+    ("router losses without a replay", {**GRPO, **MOE, "model.moe_z_loss_coeff": 0.1}),
+    ("experts, TP and sequence parallel", {**GRPO, **MOE, **SP2}),
+    ("experts whose width TP divides, beside a dense width it does not", {**GRPO, **MOE, **SP2, **ODD_WIDTH}),
+    ("experts that stay whole on the CPU", {**GRPO, **MOE, **SP2, **CPU, "parallel.expert_tensor_parallel_size": 1}),
     ("TP 2 on the CPU", {"parallel.tensor_model_parallel_size": 2, "cluster.env": {}, **CPU}),
     ("float64 on the CPU", {**CPU, "precision.params_dtype": "float64"}),
     ("the GPU named in a CPU run decides nothing", {**CPU, "cluster.gpu": "A100-40GB", "batch.micro_batch_size": 12}),
@@ -257,13 +273,13 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
         ["119"],
         {**MICRO, "rollout.fully_async": True, "rollout.max_staleness": 0},
     ),
-    ("router jitter", ["210", "211"], {**MOE, "model.moe_input_jitter_eps": 0.01}),
-    ("sinkhorn", ["210", "211"], {**MOE, "model.moe_router_load_balancing_type": "sinkhorn"}),
-    ("forced balance", ["210", "211"], {**MOE, "model.moe_router_force_load_balancing": True}),
-    ("random bias", ["210", "211"], {**MOE, "model.moe_router_force_biased": 0.1}),
+    ("router jitter", ["210"], {**MOE, "model.moe_input_jitter_eps": 0.01}),
+    ("sinkhorn", ["210"], {**MOE, "model.moe_router_load_balancing_type": "sinkhorn"}),
+    ("forced balance", ["210"], {**MOE, "model.moe_router_force_load_balancing": True}),
+    ("random bias", ["210"], {**MOE, "model.moe_router_force_biased": 0.1}),
     (
         "auxiliary and z loss",
-        ["211"],
+        ["211", "212"],
         {
             **MOE,
             "model.moe_router_load_balancing_type": "aux_loss",
@@ -271,6 +287,25 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
             "model.moe_z_loss_coeff": 0.001,
         },
     ),
+    ("an auxiliary loss that nothing reads", ["211"], {**MOE, "model.moe_aux_loss_coeff": 0.1}),
+    ("z loss in micro-batch scope", [], {**MICRO, **MOE, "model.moe_z_loss_coeff": 0.1}),
+    ("more experts per token than there are", ["320"], {**MOE, "model.moe_router_topk": 9}),
+    ("one expert", ["320"], {**MOE, "model.num_experts": 1}),
+    ("one expert of one", ["321"], {**MOE, "model.num_experts": 1, "model.moe_router_topk": 1}),
+    ("one expert per token", ["321"], {**MOE, "model.moe_router_topk": 1}),
+    ("one expert per token by sinkhorn is sinkhorn's fault", ["210"], {**MOE, **TOP1_SINKHORN}),
+    ("one expert per token by sinkhorn without a replay", [], {**GRPO, **MOE, **TOP1_SINKHORN}),
+    ("sinkhorn with an auxiliary loss", ["320"], {**GRPO, **MOE, **TOP1_SINKHORN, "model.moe_aux_loss_coeff": 0.1}),
+    ("random bias without a replay", ["119"], {**GRPO, **MOE, "model.moe_router_force_biased": 0.1}),
+    ("experts and TP", ["319"], {**MOE, "parallel.tensor_model_parallel_size": 2}),
+    ("experts that EP does not divide", ["311"], {**MOE, "model.num_experts": 9, **EP2}),
+    ("experts cut over 3 of 4 ranks", ["311"], {**MOE, "parallel.expert_tensor_parallel_size": 3}),
+    ("a dense model cut over 3 of 4 ranks", ["311"], {"parallel.expert_tensor_parallel_size": 3}),
+    ("experts narrower than cut", ["316"], {**MOE, **ETP4, "model.moe_ffn_hidden_size": 386}),
+    ("experts cut by TP on the CPU", ["322"], {**MOE, **SP2, **CPU}),
+    ("experts cut by themselves on the CPU", ["322"], {**MOE, **ETP4, **CPU}),
+    ("routing replay", ["206"], {**MOE, "parallel.use_routing_replay": True}),
+    ("a hook is not about experts", ["210", "211"], {**MOE, "model.custom_forward_hook_path": "hooks.f"}),
     ("jitter of 0", ["211"], {**MOE, "model.moe_input_jitter_eps": 0.0, "model.moe_router_force_biased": 0.0}),
     # 3xx: a size that must change anyway hides what depends on it.
     ("TP 3", ["301"], {"parallel.tensor_model_parallel_size": 3, "cluster.env": {}}),

@@ -35,6 +35,7 @@ ASKED: dict[str, list[Changes]] = {
     "algorithm.kl_coef": [{"algorithm.use_kl_in_reward": True, "algorithm.kl_coef": 0.01}],
     "model.lora_rank": [{"model.lora_rank": 8}],
     "model.custom_forward_hook_path": [{**GRPO, "model.custom_forward_hook_path": "hooks.f"}],
+    "model.moe_router_force_biased": [{**GRPO, "model.num_experts": 8, "model.moe_router_force_biased": 0.1}],
     "model.enable_mtp_training": [{**GRPO, "model.enable_mtp_training": True}],
     "model.attention_backend": [{**CPU, "model.attention_backend": "flash"}],
     "precision.params_dtype": [

@@ -146,7 +146,7 @@ WARNINGS = {
     "partial_rollout": ("P3O025", "several policy versions"),
     "speculative_rollout": ("P3O025", "speculative"),
     "custom_generate_function": ("P3O022", "--custom-generate-function-path"),
-    "moe_aux_loss_nonzero": ("P3O025", "auxiliary loss"),
+    "moe_aux_loss_nonzero": ("P3O212", "the gradient as means over micro-batches"),
     "unknown_flags": ("P3O014", "there is no flag"),
     "invalid_choice": ("P3O016", "is not among"),
     "normalize_advantages": ("P3O025", "whitened"),
