@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from p3o_launch.check import CheckResult, check_file
@@ -26,6 +27,9 @@ from p3o_launch.presets import resolve_name
 from p3o_launch.report import FORMATS
 from p3o_launch.schema import Preset
 from p3o_launch.topology import topology
+
+if TYPE_CHECKING:
+    from p3o_launch.runtime.types import Prompt
 
 SAMPLE = 1000
 CONNECT_TIMEOUT_S = 3.0
@@ -219,17 +223,36 @@ def _data_checks(area: str, preset: Preset) -> Iterator[Check]:
     if isinstance(encoder, str):
         yield Check(area, _UNKNOWN, f"prompt fields and token lengths: {encoder}")
         return
-    from p3o_launch.runtime.rollout.prompts import prompt_lengths
+    from p3o_launch.runtime.rollout.prompts import sample_prompts
 
     for split, source in (("train", data.prompt_data), ("eval", data.eval_prompt_data)):
         if source is None:
             continue
         try:
-            lengths = sorted(prompt_lengths(preset, encoder, split, SAMPLE))  # type: ignore[arg-type]
+            prompts, whole = sample_prompts(preset, encoder, split, SAMPLE)  # type: ignore[arg-type]
+            yield _length_check(area, preset, source, sorted(len(prompt.token_ids) for prompt in prompts))
+            for warning in _oddities(preset, source, split, prompts, whole, encoder):
+                yield Check(area, _WARNING, warning)
         except P3OLaunchError as error:
             yield Check(area, _ERROR, error.message, error.hint)
-            continue
-        yield _length_check(area, preset, source, lengths)
+
+
+def _oddities(
+    preset: Preset, source: str, split: str, prompts: Sequence[Prompt], whole: bool, encoder: Any
+) -> Iterator[str]:
+    """What a launch would warn of. Labels in words are left to it: to compare them takes a process."""
+    from p3o_launch.runtime.rollout import prompt_survey as survey
+
+    if not prompts:
+        return
+    unknown = survey.Unknown(encoder)
+    if not whole:
+        source = f"the first {SAMPLE} records of {source}"
+    yield from survey.prompt_warnings(source, prompts, unknown)
+    if whole and split == "train":
+        yield from survey.rollout_warnings(preset, source, prompts)
+    if preset.reward.type == "exact":
+        yield from survey.label_warnings(preset, source, prompts, encoder, unknown, lambda text, label: 0.0)
 
 
 def _length_check(area: str, preset: Preset, source: str, lengths: Sequence[int]) -> Check:
@@ -246,7 +269,8 @@ def _length_check(area: str, preset: Preset, source: str, lengths: Sequence[int]
         state = _ERROR if preset.data.overlong_prompts == "error" else _WARNING
         message = f"{text}; {over} above rollout.max_prompt_len ({limit}): {consequence}"
         return Check(area, state, message, "raise rollout.max_prompt_len, or set data.overlong_prompts: skip")
-    return Check(area, _OK, f"{text}, within rollout.max_prompt_len ({limit}); later ones were not read")
+    later = "; later ones were not read" if len(lengths) == SAMPLE else ""
+    return Check(area, _OK, f"{text}, within rollout.max_prompt_len ({limit}){later}")
 
 
 def _encoder(preset: Preset) -> object:

@@ -7,10 +7,11 @@ second loads tokenizer and prompts and raises DataError at the first record that
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from p3o_launch.check import CheckResult
 from p3o_launch.diagnostics import LocatedFinding, Position, Severity
@@ -19,6 +20,9 @@ from p3o_launch.launch.environment import gpus
 from p3o_launch.runtime.driver import Inputs
 from p3o_launch.runtime.loop import Texts
 from p3o_launch.schema import Preset
+
+if TYPE_CHECKING:
+    from p3o_launch.runtime.rollout.prompts import Encoder, PromptSet
 
 BUILTIN = "builtin:"
 _PACKAGES = {"torch": "torch", "megatron": "megatron-core", "ray": "ray", "transformers": "transformers"}
@@ -143,8 +147,29 @@ def load_inputs(preset: Preset) -> Inputs:
     require_verifier(preset.reward)
 
     texts = Texts(decode=tokenizer.decode, score=lambda text, label: score(preset.reward, text, label))
+    warnings = input_warnings(preset, tokenizer, prompts, evaluation, texts.score)
     skipped = {preset.data.prompt_data: prompts.skipped}
     if evaluation is not None:
         skipped[preset.data.eval_prompt_data or ""] = evaluation.skipped
     counted = {source: reasons for source, reasons in skipped.items() if reasons}
-    return Inputs(prompts=prompts, texts=texts, eval_prompts=evaluation, skipped=counted)
+    return Inputs(prompts=prompts, texts=texts, eval_prompts=evaluation, skipped=counted, warnings=warnings)
+
+
+def input_warnings(
+    preset: Preset,
+    tokenizer: Encoder,
+    prompts: PromptSet,
+    evaluation: PromptSet | None,
+    score: Callable[[str, str], float],
+) -> tuple[str, ...]:
+    """What is odd about prompts and labels that can all be used. Raises DataError when every reward must be 0."""
+    from p3o_launch.runtime.rollout.prompt_survey import Unknown, label_warnings, shared_warnings
+
+    unknown, found = Unknown(tokenizer), list(prompts.warnings)
+    found += label_warnings(preset, preset.data.prompt_data, prompts.prompts, tokenizer, unknown, score)
+    if evaluation is not None and preset.data.eval_prompt_data is not None:
+        source = preset.data.eval_prompt_data
+        found += evaluation.warnings
+        found += label_warnings(preset, source, evaluation.prompts, tokenizer, unknown, score)
+        found += shared_warnings(prompts.prompts, evaluation.prompts, source)
+    return tuple(found)

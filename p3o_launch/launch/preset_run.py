@@ -96,6 +96,8 @@ class PresetRun:
             for source, reasons in inputs.skipped.items():
                 for reason, count in reasons.items():
                     progress.say(f"warning: {count} prompts of {source} are left out: {reason}")
+            for warning in inputs.warnings:
+                progress.say(f"warning: {warning}")
             return self._drive(plan, inputs, record, progress, stop)
 
     def _record(self, inputs: Inputs) -> RunRecord:
@@ -104,7 +106,7 @@ class PresetRun:
             self.resumption.reopen(self.job or make_job(self.result, self.preset, self.profile), sys.argv)
             return self.resumption.record
         record = self._write_record(make_plan(self.preset, self._directory()))
-        record.update(prompts=len(inputs.prompts), skipped=inputs.skipped)
+        record.update(prompts=len(inputs.prompts), skipped=inputs.skipped, data_warnings=list(inputs.warnings))
         return record
 
     def _directory(self) -> Path:

@@ -57,12 +57,15 @@ def megatron_ranks(plan: RunPlan, cluster: Any, should_stop: Callable[[], bool])
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What was checked and loaded before any process started. ``skipped``: records left out, by file and reason."""
+    """What was checked and loaded before any process started. ``skipped``: records left out, by file and reason.
+    ``warnings``: what is odd about the others.
+    """
 
     prompts: PromptSource
     texts: Texts
     eval_prompts: PromptSource | None = None
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass

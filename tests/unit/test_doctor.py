@@ -122,6 +122,15 @@ def test_the_cpu_profile_is_examined_to_the_last_prompt_length() -> None:
             "1 above rollout.max_prompt_len (16): they are skipped",
         ),
         (["not json"], {}, "error", "prompts.jsonl:1"),
+        (['{"prompt": "1+1=", "label": "2"}'], {}, "warning", "holds 1 different prompt, a rollout takes 16"),
+        (
+            ['{"prompt": "1+1=", "label": "2"}', '{"prompt": "1 + 2=", "label": "3"}'],
+            {},
+            "warning",
+            "1 of 2 prompts of",
+        ),
+        (['{"prompt": "one", "label": "1"}'], {}, "error", "does not know: 'o' 'n' 'e'"),
+        (['{"prompt": "1+1=", "label": "two"}'], {}, "error", "no response can be any label of"),
         ([""], {}, "error", "holds no usable prompt"),
     ],
 )

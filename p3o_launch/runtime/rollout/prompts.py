@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from p3o_launch.errors import DataError, PreflightError
 from p3o_launch.runtime.rollout.arithmetic import problems
+from p3o_launch.runtime.rollout.prompt_survey import Unknown, prompt_warnings, rollout_warnings
 from p3o_launch.runtime.types import Prompt
 from p3o_launch.schema import Data, Preset
 
@@ -30,7 +31,8 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Problems of one split. ``skipped``: number of records left out, by reason.
+    """Problems of one split. ``skipped``: number of records left out, by reason. ``warnings``: what is odd about the
+    rest, in sentences.
 
     ``batch`` is a function of (seed, rollout id) alone, so a resumed run continues where it stopped.
     """
@@ -39,6 +41,7 @@ class PromptSet:
     seed: int
     shuffle: bool
     skipped: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     _orders: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -75,35 +78,74 @@ def load_prompts(preset: Preset, tokenizer: Encoder, split: Literal["train", "ev
         )
     skipped: dict[str, int] = {}
     prompts: list[Prompt] = []
-    limit = preset.rollout.max_prompt_len
+    unknown = Unknown(tokenizer)
     for record in _records(source, split, data, skipped):
         ids = tokenizer.encode(record.text, chat=data.apply_chat_template)
-        if len(ids) > limit:
-            if data.overlong_prompts == "error":
-                raise DataError(
-                    f"{record.where(source)}: the prompt has {len(ids)} tokens, rollout.max_prompt_len is {limit}",
-                    path=source,
-                    line=record.line,
-                    hint="raise rollout.max_prompt_len, or set data.overlong_prompts: skip",
-                )
-            skipped["overlong prompt"] = skipped.get("overlong prompt", 0) + 1
-            continue
-        if not ids:
-            raise DataError(f"{record.where(source)}: the prompt has no tokens", path=source, line=record.line)
-        prompts.append(Prompt(len(prompts), record.text, tuple(ids), record.label))
+        reason = _left_out(preset, record, source, ids, unknown)
+        if reason is None:
+            prompts.append(Prompt(len(prompts), record.text, tuple(ids), record.label))
+        else:
+            skipped[reason] = skipped.get(reason, 0) + 1
     if not prompts:
-        reasons = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items()) or "the file is empty"
-        raise DataError(f"{source} holds no usable prompt ({reasons})", path=source)
-    return PromptSet(prompts, preset.seed.seed, data.shuffle and split == "train", skipped)
+        raise _nothing_left(source, split, data, skipped)
+    warnings = prompt_warnings(source, prompts, unknown)
+    if split == "train":
+        warnings += rollout_warnings(preset, source, prompts)
+    return PromptSet(prompts, preset.seed.seed, data.shuffle and split == "train", skipped, tuple(warnings))
 
 
-def prompt_lengths(preset: Preset, tokenizer: Encoder, split: Literal["train", "eval"], limit: int) -> list[int]:
-    """Tokens of the first ``limit`` usable prompts of ``split``, of any length. Raises DataError."""
+def _nothing_left(source: str, split: Literal["train", "eval"], data: Data, skipped: dict[str, int]) -> DataError:
+    """Where every line was malformed, what is wrong with the first is likely wrong with all: such as a key's name."""
+    reasons = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items()) or "the file is empty"
+    message, hint = f"{source} holds no usable prompt ({reasons})", None
+    if list(skipped) == ["malformed line"]:
+        try:
+            next(_records(source, split, data.model_copy(update={"malformed_lines": "error"}), {}), None)
+        except DataError as error:
+            message, hint = f"{message}; {error.message}", error.hint
+    return DataError(message, path=source, hint=hint)
+
+
+def _left_out(preset: Preset, record: _Record, source: str, ids: list[int], unknown: Unknown) -> str | None:
+    """Why a record is left out; None when it can be used. Raises DataError where nothing may be left out."""
+    data, limit, where = preset.data, preset.rollout.max_prompt_len, record.where(source)
+    if not ids:
+        raise DataError(f"{where}: the prompt has no tokens", path=source, line=record.line)
+    if len(ids) > limit:
+        if data.overlong_prompts == "error":
+            raise DataError(
+                f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_len is {limit}",
+                path=source,
+                line=record.line,
+                hint="raise rollout.max_prompt_len, or set data.overlong_prompts: skip",
+            )
+        return "overlong prompt"
+    if unknown.makes_up(ids):
+        if data.malformed_lines == "error":
+            raise DataError(
+                f"{where}: the checkpoint's tokenizer knows no character of the prompt",
+                path=source,
+                line=record.line,
+                hint="use prompts the checkpoint was made for, or set data.malformed_lines: skip",
+            )
+        return "unknown to the tokenizer"
+    return None
+
+
+def sample_prompts(
+    preset: Preset, tokenizer: Encoder, split: Literal["train", "eval"], limit: int
+) -> tuple[list[Prompt], bool]:
+    """The first ``limit`` usable prompts of ``split``, of any length, and whether these are all. Raises DataError."""
     source = preset.data.prompt_data if split == "train" else preset.data.eval_prompt_data
     if source is None:
-        return []
-    records = itertools.islice(_records(source, split, preset.data, {}), limit)
-    return [len(tokenizer.encode(record.text, chat=preset.data.apply_chat_template)) for record in records]
+        return [], True
+    records = list(itertools.islice(_records(source, split, preset.data, {}), limit + 1))
+    chat = preset.data.apply_chat_template
+    prompts = [
+        Prompt(index, record.text, tuple(tokenizer.encode(record.text, chat=chat)), record.label)
+        for index, record in enumerate(records[:limit])
+    ]
+    return prompts, len(records) <= limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,14 @@ class Tokenizer:
         self._backend = backend
         self._stop_ids = frozenset(stop_ids)
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The token that stands for what the tokenizer does not know; None when it has none of its own."""
+        backend = self._backend
+        # Byte-level tokenizers know every text; some name their end-of-sequence token here, to name one at all.
+        others = {backend.eos_token_id, backend.bos_token_id, backend.pad_token_id, *self._stop_ids}
+        return None if backend.unk_token_id in others else backend.unk_token_id
+
     def encode(self, text: str, *, chat: bool = False) -> list[int]:
         """Token ids of ``text``; with ``chat``, of a conversation in which the user said it and the model is to answer.
 
