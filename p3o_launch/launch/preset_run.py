@@ -12,6 +12,7 @@ from typing import Any
 
 from p3o_launch.check import CheckResult
 from p3o_launch.errors import (
+    EXIT_FINDINGS,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -71,6 +72,7 @@ class PresetRun:
     """One run of an accepted preset, from its inputs to its summary. The callables bring in the rest.
 
     ``run_dir``: use exactly this directory; with ``adopt`` it holds the record that a script wrote for this run.
+    ``strict``: a warning about the prompts stops the run before anything is written.
     """
 
     result: CheckResult
@@ -80,6 +82,7 @@ class PresetRun:
     resumption: Resumption | None = None
     job: Job | None = None
     adopt: bool = False
+    strict: bool = False
     load: Callable[[Preset], Inputs] = load_inputs
     start_cluster: ClusterStart = ray_cluster
     start_ranks: RanksStart = megatron_ranks
@@ -89,6 +92,9 @@ class PresetRun:
             inputs = self.load(self.preset)
             if stop():
                 raise RunInterrupted("interrupted before the run began; nothing was written")
+            if self.strict and inputs.warnings:
+                sys.stderr.write("".join(f"warning: {warning}\n" for warning in inputs.warnings))
+                return EXIT_FINDINGS
             record = self._record(inputs)
             plan = make_plan(self.preset, record.directory)
             progress = make_progress(plan.total_steps)

@@ -79,7 +79,7 @@ def run_preset(
     if resumption is not None:
         for line in drift(resumption.directory, resumption.record.data):
             sys.stderr.write(f"warning: {line}\n")
-    return PresetRun(result, result.preset, profile, run_dir, resumption, job).execute()
+    return PresetRun(result, result.preset, profile, run_dir, resumption, job, strict=strict).execute()
 
 
 def submit_preset(

@@ -111,12 +111,13 @@ def start(tmp_path, monkeypatch, preset_file):
     """Runs a preset with fake ranks in a real run directory; gives the exit code."""
     monkeypatch.chdir(tmp_path)
 
-    def run(ranks=None, load=lambda preset: Inputs(Prompts(), TEXTS, Prompts(2)), **groups):
+    def run(ranks=None, load=lambda preset: Inputs(Prompts(), TEXTS, Prompts(2)), strict=False, **groups):
         groups.setdefault("logging", {"output_root": str(tmp_path / "runs")})
         result = check_file(preset_file(**groups))
         return PresetRun(
             result,
             result.preset,
+            strict=strict,
             load=load,
             start_cluster=lambda plan: Cluster(),
             start_ranks=lambda plan, cluster, stop: ranks or Ranks(),
@@ -172,6 +173,19 @@ def test_prompts_that_are_left_out_are_counted_and_recorded(start, tmp_path, cap
     assert record["prompts"] == 2
     assert record["skipped"] == {"p.jsonl": {"malformed line": 1, "overlong prompt": 1}}
     assert "warning: 1 prompts of p.jsonl are left out: overlong prompt" in capsys.readouterr().err
+
+
+def test_odd_prompts_are_warned_of_and_recorded_and_refuse_a_strict_launch(start, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"q": "1+1=", "a": "2"}\n')
+    data = {"prompt_data": "p.jsonl", "input_key": "q", "label_key": "a"}
+    words = "p.jsonl holds 1 different prompt, a rollout takes 2 (batch.rollout_batch_size)"
+    assert start(load=preflight.load_inputs, strict=True, data=data) == 1
+    assert f"warning: {words}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert start(load=preflight.load_inputs, data=data) == 0
+    assert f"warning: {words}" in capsys.readouterr().err
+    (recorded,) = json.loads((only_run(tmp_path) / "run.json").read_text())["data_warnings"]
+    assert recorded.startswith(words)
 
 
 def test_a_failed_run_says_so_and_keeps_its_steps(start, tmp_path):
