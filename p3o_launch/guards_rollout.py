@@ -318,18 +318,44 @@ def evaluation_never_due(context: GuardContext) -> Iterator[Finding]:
 
 
 @guard(
+    "P3O416",
+    "weights-never-refreshed",
+    Severity.WARNING,
+    why="Every rollout is sampled from the weights the run began with: the ratio measures the distance from the start, "
+    "the ESS falls for the whole run, and the cap with it.",
+    fix="Use an update_weights_interval below batch.num_rollout.",
+    source="design rule of p3o-launch: a cadence that never comes due is said, as P3O415 and P3O707 do",
+    allows="A run of one rollout; any interval below the number of rollouts.",
+    ignorable=True,
+)
+def weights_never_refreshed(context: GuardContext) -> Iterator[Finding]:
+    preset, interval = context.preset, context.preset.rollout.update_weights_interval
+    if 1 < preset.batch.num_rollout <= interval:
+        yield Finding(
+            "rollout.update_weights_interval",
+            f"{named(preset, 'rollout.update_weights_interval')} is not below {named(preset, 'batch.num_rollout')}: the "
+            "rollout weights are never refreshed",
+            f"use {preset.batch.num_rollout - 1} or less",
+            related=("batch.num_rollout",),
+        )
+
+
+@guard(
     "P3O412",
     "sample-longer-than-model",
     why="A prompt and its response share the model's positions. Past the last one the rotary angles were never "
     "trained, and engines stop at the first prompt that leaves too little room.",
-    fix="Lower rollout.max_prompt_len or rollout.max_response_len, or correct model.max_position_embeddings.",
+    fix="Lower rollout.max_prompt_len or max_response_len, of rollout or evaluation, or correct "
+    "model.max_position_embeddings.",
     source="max_position_embeddings of the checkpoint's config.json; max_model_len of vLLM",
+    allows="Lengths that fill the positions exactly.",
     ignorable=True,
 )
 def sample_longer_than_model(context: GuardContext) -> Iterator[Finding]:
     preset, rollout = context.preset, context.preset.rollout
     positions = preset.model.max_position_embeddings
     if context.topology.max_tokens_per_sample <= positions:
+        yield from _evaluation_too_long(preset)
         return
     room = positions - rollout.max_response_len
     yield Finding(
@@ -338,6 +364,21 @@ def sample_longer_than_model(context: GuardContext) -> Iterator[Finding]:
         f"{context.topology.max_tokens_per_sample} tokens exceed {named(preset, 'model.max_position_embeddings')}",
         _shorter(positions, rollout.max_prompt_len, rollout.max_response_len),
         related=("rollout.max_prompt_len", "rollout.max_response_len", "model.max_position_embeddings"),
+    )
+
+
+def _evaluation_too_long(preset: Preset) -> Iterator[Finding]:
+    """Absent, evaluation's length is the rollout's, which fits."""
+    response, prompt = preset.evaluation.max_response_len, preset.rollout.max_prompt_len
+    positions = preset.model.max_position_embeddings
+    if preset.evaluation.interval is None or response is None or prompt + response <= positions:
+        return
+    yield Finding(
+        "evaluation.max_response_len",
+        f"{named(preset, 'rollout.max_prompt_len')} + {named(preset, 'evaluation.max_response_len')} = "
+        f"{prompt + response} tokens exceed {named(preset, 'model.max_position_embeddings')}",
+        f"use evaluation.max_response_len {positions - prompt} or less",
+        related=("rollout.max_prompt_len", "evaluation.max_response_len", "model.max_position_embeddings"),
     )
 
 
