@@ -333,8 +333,8 @@ def weights_never_refreshed(context: GuardContext) -> Iterator[Finding]:
     if 1 < preset.batch.num_rollout <= interval:
         yield Finding(
             "rollout.update_weights_interval",
-            f"{named(preset, 'rollout.update_weights_interval')} is not below {named(preset, 'batch.num_rollout')}: the "
-            "rollout weights are never refreshed",
+            f"{named(preset, 'rollout.update_weights_interval')} is not below {named(preset, 'batch.num_rollout')}: "
+            "the rollout weights are never refreshed",
             f"use {preset.batch.num_rollout - 1} or less",
             related=("batch.num_rollout",),
         )
