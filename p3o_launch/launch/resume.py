@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,18 @@ class Resumption:
     def reopen(self, job: Job, command_line: Sequence[str]) -> None:
         """Make the record and the inputs in the directory those of this process.
 
-        What was so before stays in the record's ``earlier`` and, where a file changes, in ``earlier/N``.
+        What was so before stays in the record's ``earlier`` and in ``earlier/N``. Of two processes that come at the
+        same time, one gets the run and the other a UsageError.
         """
+        with _alone(self.directory):
+            if RunRecord.load(self.directory).data != self.record.data:
+                refuse_running(self.directory, RunRecord.load(self.directory))
+                raise UsageError(
+                    f"{self.directory.name} was resumed in the meantime", hint=f"p3o-launch runs show {self.directory}"
+                )
+            self._reopen(job, command_line)
+
+    def _reopen(self, job: Job, command_line: Sequence[str]) -> None:
         data = self.record.data
         past = {key: data.get(key) for key in _OF_ONE_PROCESS}
         tree = working_tree()
@@ -87,6 +99,21 @@ class Resumption:
         )
 
 
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Hold the run's lock; the system lets go of it when a process dies."""
+    with (directory / ".resume.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def refuse_running(directory: Path, record: RunRecord) -> None:
+    """Raise UsageError when the run has not ended."""
+    if record.status in status.UNFINISHED:
+        process = record.data["process"]
+        raise UsageError(f"{directory.name} still runs, as process {process['pid']} on {process['host']}")
+
+
 def find_resumption(preset: Preset, name: str) -> Resumption:
     """The run ``name`` below the preset's output root, ready to go on with ``preset``.
 
@@ -94,9 +121,7 @@ def find_resumption(preset: Preset, name: str) -> Resumption:
     """
     directory = find_run(Path(preset.logging.output_root), name).absolute()
     record = RunRecord.load(directory)
-    if record.status in status.UNFINISHED:
-        process = record.data["process"]
-        raise UsageError(f"{directory.name} still runs, as process {process['pid']} on {process['host']}")
+    refuse_running(directory, record)
     changed = changed_settings(recorded_data(directory), resolved_data(preset))
     if changed:
         raise PreflightError(

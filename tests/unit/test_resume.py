@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -12,7 +13,7 @@ from run_support import TEXTS, Prompts, Ranks, tiny_preset
 from p3o_launch.check import check_file
 from p3o_launch.errors import NonFiniteRatioError, PreflightError, UsageError
 from p3o_launch.launch.preset_run import PresetRun
-from p3o_launch.launch.record import RunRecord
+from p3o_launch.launch.record import RunRecord, process_facts
 from p3o_launch.launch.resume import changed_settings, find_resumption
 from p3o_launch.launch.run_command import run_preset
 from p3o_launch.runtime.driver import Inputs
@@ -247,3 +248,20 @@ def test_a_run_that_still_runs_is_refused(job, broken):
     record.update(status="running")
     with pytest.raises(UsageError, match="still runs, as process"):
         job(Ranks(), resume=broken.name)
+
+
+def test_of_two_that_resume_at_once_one_gets_the_run(job, broken):
+    first, second = job(Ranks(), resume=broken.name), job(Ranks(), resume=broken.name)
+    assert first.execute() == 0
+    before = (broken / "run.json").read_text()
+    with pytest.raises(UsageError, match="was resumed in the meantime"):
+        second.execute()
+    assert (broken / "run.json").read_text() == before
+    assert [row["step"] for row in read_jsonl(broken / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_run_that_another_process_took_just_now_is_named_with_it(job, broken):
+    mine = job(Ranks(), resume=broken.name)
+    RunRecord.load(broken).update(status="running", **process_facts())
+    with pytest.raises(UsageError, match=f"still runs, as process {os.getpid()}"):
+        mine.execute()
