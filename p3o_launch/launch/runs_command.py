@@ -100,6 +100,8 @@ def _status(data: Mapping[str, Any]) -> str:
     if failure:
         rank = "" if failure.get("rank") is None else f" (rank {failure['rank']})"
         text += f": {failure.get('class')}{rank}: {failure.get('message')}"
+    resumed = len(data.get("earlier", ()))
+    text += f"; resumed {'once' if resumed == 1 else f'{resumed} times'}" if resumed else ""
     return text.replace("\n", " ")
 
 

@@ -16,6 +16,7 @@ from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.launch.record import RunRecord, process_facts
 from p3o_launch.launch.resume import changed_settings, find_resumption
 from p3o_launch.launch.run_command import run_preset
+from p3o_launch.launch.runs_command import show_lines
 from p3o_launch.runtime.driver import Inputs
 from p3o_launch.runtime.metrics import read_jsonl
 
@@ -73,6 +74,7 @@ def test_a_resumed_run_goes_on_in_its_directory_and_ends_complete(job, broken):
     assert (record["status"], record["exit_code"], record["failure"], record["steps_done"]) == ("succeeded", 0, None, 4)
     assert record["resumed_from"] == "checkpoints/rollout_000002"
     assert [past["status"] for past in record["earlier"]] == ["failed"]
+    assert show_lines(RunRecord.load(broken))[2].endswith("succeeded, exit code 0; resumed once")
     assert [row["step"] for row in read_jsonl(broken / "metrics.jsonl")] == [1, 2, 3, 4]
     assert [row["rollout"] for row in read_jsonl(broken / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
     assert sorted(path.name for path in (broken / "rollouts").iterdir()) == [
