@@ -36,10 +36,12 @@ IMPORT_RULES: dict[str, Rule] = {
             "unknown-flag",
             Severity.WARNING,
             "slime and Relax parse with `ignore_unknown_args`: a misspelt flag is dropped and its default trains."
-            " Megatron's own entry points stop instead.",
+            " Megatron's own entry points stop instead. verl and NeMo-RL ask for the keys they know, so a misspelt one"
+            " in YAML is never read; Hydra stops at an override without `+`.",
             "Use the name the finding offers, or remove the flag.",
             "https://github.com/THUDM/slime/blob/main/slime/utils/arguments.py",
-            "flags of the engines, which are generated at run time (--sglang-*, --router-*)",
+            "flags of the engines, which are generated at run time (--sglang-*, --router-*); keys of YAML that resemble"
+            " no known one, which may be another version's or the user's own",
         ),
         _rule(
             "P3O015",

@@ -1,7 +1,7 @@
 """Make the flag tables in ``p3o_launch/importers/data`` from a corpus of argparse facts.
 
 ``python scripts/flag_tables.py CORPUS``: CORPUS holds ``flags/{megatron,slime,relax}.json`` (one record per flag: flag,
-dest, type, default, choices, action, nargs, alias_of, in_versions) and ``yaml/verl/*_generated_ppo*_trainer.yaml``.
+dest, type, default, choices, action, nargs, alias_of, in_versions) and ``yaml/{verl,nemo_rl}/*.yaml``.
 Kept per flag is what the importers read, one flag a line, so that a newer table shows as a readable difference.
 """
 
@@ -56,6 +56,24 @@ def pruned(value: Any) -> Any:
     return value
 
 
+def yaml_keys(corpus: Path) -> dict[str, Any]:
+    """framework -> the keys that its configurations have, as nested mappings; the keys of a list's items count too."""
+    tables: dict[str, Any] = {}
+    for framework in ("nemo_rl", "verl"):
+        tree: dict[str, Any] = {}
+        for file in sorted((corpus / "yaml" / framework).glob("*.yaml")):
+            add_keys(tree, yaml.safe_load(file.read_text("utf-8")))
+        tables[framework] = tree
+    return tables
+
+
+def add_keys(tree: dict[str, Any], value: Any) -> None:
+    """Lay the keys of ``value`` over a tree of keys."""
+    for item in value if isinstance(value, list) else [value]:
+        for key, below in item.items() if isinstance(item, dict) else ():
+            add_keys(tree.setdefault(str(key), {}), below)
+
+
 def main(corpus: Path) -> None:
     """Write the tables."""
     for framework in FRAMEWORKS:
@@ -73,6 +91,7 @@ def main(corpus: Path) -> None:
         data = yaml.safe_load((corpus / "yaml" / "verl" / file).read_text("utf-8"))
         defaults[name] = pruned({group: data[group] for group in VERL_GROUPS})
     (TARGET / "verl_defaults.json").write_text(json.dumps(defaults, indent=1) + "\n", "utf-8")
+    (TARGET / "yaml_keys.json").write_text(json.dumps(yaml_keys(corpus), indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

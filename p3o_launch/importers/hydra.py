@@ -8,6 +8,7 @@ from typing import Any
 from p3o_launch.diagnostics import LocatedFinding, Position
 from p3o_launch.importers.numbers import number
 from p3o_launch.importers.words import Word, shorten
+from p3o_launch.importers.yaml_keys import misspelt_override
 from p3o_launch.loading import merge
 from p3o_launch.nodes import Entry, Node, scalar
 from p3o_launch.presets import nearest
@@ -62,6 +63,7 @@ def _known_key(findings: list[LocatedFinding], root: Node, keys: list[str], posi
             return
         if key not in entries:
             if depth == 0:
+                _unknown_group(findings, keys, position)
                 return
             close = nearest(key, list(entries))
             path = ".".join(keys)
@@ -70,6 +72,14 @@ def _known_key(findings: list[LocatedFinding], root: Node, keys: list[str], posi
             findings.append(import_finding("P3O014", position, message, hint))
             return
         node = entries[key].node
+
+
+def _unknown_group(findings: list[LocatedFinding], keys: list[str], position: Position) -> None:
+    """A first word that the tree lacks: not every group is known here, so only a misprint is one."""
+    close = misspelt_override(keys, "verl")
+    if close:
+        message = f"there is no setting {shorten('.'.join(keys))}: Hydra stops at it"
+        findings.append(import_finding("P3O014", position, message, f"did you mean {close}?"))
 
 
 def _override_value(text: str, variable: bool) -> Any:

@@ -22,6 +22,7 @@ from p3o_launch.importers.numbers import number
 from p3o_launch.importers.script import entry_of, training_command
 from p3o_launch.importers.source import read_source
 from p3o_launch.importers.words import Word, shorten, split
+from p3o_launch.importers.yaml_keys import misspelt_keys
 from p3o_launch.loading import merge
 from p3o_launch.nodes import Entry, Node, parse, scalar
 from p3o_launch.rules_file import file_finding
@@ -258,8 +259,15 @@ def load_tree(
         (Word(entry, line, 1), Position("<overrides>", line, 1)) for line, entry in enumerate(overrides, start=1)
     ]
     repeats(loader.findings, placed)
+    if not listed:
+        loader.findings += misspelt_keys(root, framework, DEFAULT_ORIGIN)
+    own = len(loader.findings)
     for word, position in placed:
         root = override(loader.findings, root, word, position, known=framework == "verl")
+    if framework == "nemo_rl" and overrides:
+        told = {finding.path for finding in loader.findings[:own]}
+        found = misspelt_keys(root, framework, DEFAULT_ORIGIN)
+        loader.findings += [finding for finding in found if finding.path not in told]
     return Settings(root, file, loader.findings, listed), loader.findings
 
 
