@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p3o_launch.diagnostics import LocatedFinding, Position
-from p3o_launch.importers.flags import RELATED, Flag, FlagTable, table
+from p3o_launch.importers.flags import MILES, RELATED, Flag, FlagTable, table
 from p3o_launch.importers.script import entry_of, training_command
 from p3o_launch.importers.words import Word, Words, shorten
 from p3o_launch.presets import nearest
@@ -220,6 +220,7 @@ class _Parser:
             close = self.arguments.table.nearest(name)
             hint = f"did you mean {close}?" if close else "remove it, or check the version you run"
             relative = next((other for other in RELATED if name in table(other).flags), None)
+            relative = "miles" if relative is None and name in MILES else relative
             hint = f"{relative} has it; check the version you run" if relative else hint
         fate = "the program stops at it" if self.strict else "it is dropped without a word"
         self.report("P3O014", self.at(word), f"there is no flag {shorten(name)}: {fate}", hint)

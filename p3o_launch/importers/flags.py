@@ -16,6 +16,8 @@ from p3o_launch.presets import nearest
 
 # Forks of each other: a flag that one lacks may be another's.
 RELATED = ("slime", "relax")
+# Flags of miles, another fork of slime, that decide a rule: no table of it is kept here.
+MILES = frozenset(("--allow-partial-train-step", "--disable-rollout-trim-samples"))
 _CHAINS = {"megatron": ("megatron",), "slime": ("slime", "megatron"), "relax": ("relax", "megatron")}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p3o_launch.importers.arguments import UNKNOWN
+from p3o_launch.importers.flags import MILES
 from p3o_launch.importers.megatron import Reader, environment, megatron_facts
 
 _SAME = {
@@ -154,7 +155,8 @@ def _estimator(read: Reader) -> None:
     # These rules speak about how P3O Launch cuts a rollout; slime deals samples to ranks, not prompts.
     draft.inapplicable["P3O313"] = "samples are dealt to the ranks, not prompts"
     draft.inapplicable["P3O312"] = "a sample above the token budget gets a micro-batch of its own"
-    if read.get("use_dynamic_global_batch_size") or read.get("disable_rollout_trim_samples"):
+    keeps_rest = read.get("disable_rollout_trim_samples") or not MILES.isdisjoint(read.arguments.unknown)
+    if read.get("use_dynamic_global_batch_size") or keeps_rest:
         draft.inapplicable["P3O303"] = "the last step of a rollout may be smaller, by its true sample count"
 
 

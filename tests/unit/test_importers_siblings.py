@@ -99,6 +99,11 @@ ROWS: list[tuple[str, str, tuple[str, ...], list[str]]] = [
     ("relax", "p3o", ("--critic-load /ckpt",), ["P3O104"]),
     ("relax", "", ("--clip-low 0.1",), ["P3O113"]),
     ("relax", "p3o", ("--rm-type mopd",), []),
+    # a last step that is smaller, in the words of forks: the flag is not in the table, and it is no error
+    ("slime", "", ("--global-batch-size 48",), ["P3O011", "P3O303"]),
+    ("slime", "", ("--global-batch-size 48 --allow-partial-train-step",), ["P3O011", "P3O014"]),
+    ("slime", "", ("--global-batch-size 48 --disable-rollout-trim-samples",), ["P3O011", "P3O014"]),
+    ("relax", "", ("--global-batch-size 48 --allow-partial-train-step",), ["P3O011", "P3O014"]),
     # whole numbers
     ("slime", "", ("--num-steps-per-rollout 2",), ["P3O015"]),
     ("nemo_rl", "", ("policy.train_global_batch_size=60",), ["P3O303"]),

@@ -290,6 +290,17 @@ def test_text_that_looks_like_a_number_reaches_slime_untyped_and_presets_typed(t
     assert check_text(BASE, overrides=("optimizer.lr=2e-5",)).findings == ()
 
 
+def test_a_partial_last_step_is_accepted_in_the_flags_of_the_fork_that_reported_it() -> None:
+    """Report 68 is about miles, whose flags slime's table lacks: a warning says so, and nothing is an error."""
+    trimmed = without(SLIME, "--rollout-batch-size 16 ", "--global-batch-size 64 ")
+    partial = "--allow-partial-train-step --disable-rollout-trim-samples"
+    sizes = "--rollout-batch-size 8 --global-batch-size 24 --use-dynamic-batch-size --max-tokens-per-gpu 8192"
+    result = lint("slime", trimmed, sizes, partial)
+    assert codes(result) == ["P3O014", "P3O014"]
+    assert (result.check.findings[0].hint or "").startswith("miles has it")
+    assert codes(lint("slime", trimmed, sizes), Severity.ERROR) == ["P3O303"]
+
+
 def test_siblings_of_the_accepted_reports_are_errors() -> None:
     """The same configuration with the one setting that made it acceptable taken away."""
     assert "P3O114" in codes(lint("nemo_rl", NEMO, "grpo.async_grpo.enabled=true"), Severity.ERROR)
