@@ -6,8 +6,10 @@ that must follow. Rows with ``p3o`` ask whether the configuration would be sound
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from importer_lists import CLEAN, codes, lint
+from importer_lists import CLEAN, codes, lint, without
 
 from p3o_launch.diagnostics import Severity
 
@@ -120,6 +122,121 @@ def id_of(row: tuple[str, str, tuple[str, ...], list[str]]) -> str:
 def test_a_fault_is_found_in_whatever_words_it_is_written(row: tuple[str, str, tuple[str, ...], list[str]]) -> None:
     framework, target, extra, expected = row
     result = lint(framework, CLEAN[framework], *extra, target=target or None)
+    found = [item.code for item in result.check.findings if item.severity is not Severity.INFO]
+    assert sorted(found) == expected, [f"{item.code} {item.message}" for item in result.check.findings]
+
+
+PPO = CLEAN["slime"].replace("--advantage-estimator grpo", "--advantage-estimator ppo")
+RPP = CLEAN["relax"].replace("--advantage-estimator p3o", "--advantage-estimator reinforce_plus_plus")
+RELAX_GRPO = CLEAN["relax"].replace("--advantage-estimator p3o", "--advantage-estimator grpo")
+PRE_TRAIN = without(CLEAN["megatron"], "--perform-rl-step ", "--lr-decay-style constant ")
+FSDP = CLEAN["verl"].replace("ppo_megatron_trainer", "ppo_trainer")
+BOTH_KL = "--kl-coef 0.01 --use-kl-loss --kl-loss-coef 0.01"
+BUDGET = "--use-dynamic-batch-size --max-tokens-per-gpu 65536"
+SEGMENTS = "expandable_segments:True"
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def submitted(text: str, runtime_env: str) -> str:
+    return f"ray job submit --runtime-env-json={runtime_env} -- python3 train.py " + text.replace("\n", " ")
+
+
+# The number of the report, its sibling's framework and text, what is added, the machine, the codes that must follow.
+SIBLINGS: list[tuple[int, str, str, tuple[str, ...], dict[str, Any], list[str]]] = [
+    (8, "slime", PPO, (BOTH_KL,), {}, ["P3O111"]),
+    (8, "relax", RPP, (BOTH_KL,), {}, ["P3O111"]),
+    (11, "relax", CLEAN["relax"], ("--train-backend fsdp",), {}, ["P3O026"]),
+    (13, "relax", without(RELAX_GRPO, " --calculate-per-token-loss"), (BUDGET,), {}, ["P3O118"]),
+    (
+        14,
+        "megatron",
+        PRE_TRAIN,
+        ("--lr-decay-style cosine --train-iters 1000 --lr-warmup-iters 100 --lr-decay-iters 900",),
+        {},
+        ["P3O027"],
+    ),
+    (
+        15,
+        "relax",
+        CLEAN["relax"],
+        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",),
+        {},
+        ["P3O304"],
+    ),
+    (21, "slime", CLEAN["slime"], ("--sglang-quantization fp8",), {}, ["P3O407"]),
+    (21, "verl", CLEAN["verl"], (f"{ROLLOUT}.quantization=fp8",), {}, ["P3O407"]),
+    (21, "verl", CLEAN["verl"], (BYPASS, REPORTED, f"{ROLLOUT}.quantization=fp8"), {}, []),
+    (
+        28,
+        "verl",
+        CLEAN["verl"],
+        (f"{TRANSFORMER}.fp8=hybrid", f"{TRANSFORMER}.fp8_recipe=tensorwise"),
+        {"gpu": "A100-80GB"},
+        ["P3O501"],
+    ),
+    (
+        28,
+        "nemo_rl",
+        CLEAN["nemo_rl"],
+        (f"+{FP8}.enabled=true", f"+{FP8}.fp8=e4m3", f"+{FP8}.fp8_recipe=blockwise"),
+        {"gpu": "A100-80GB"},
+        ["P3O501"],
+    ),
+    (28, "relax", CLEAN["relax"], ("--fp8-format e4m3 --fp8-recipe tensorwise",), {"gpu": "A100-40GB"}, ["P3O501"]),
+    (30, "relax", CLEAN["relax"], (), {"env": ("HTTPS_PROXY=http://proxy:1",)}, ["P3O605"]),
+    (30, "verl", CLEAN["verl"], (), {"env": ("http_proxy=http://proxy:1", "NO_PROXY=localhost")}, ["P3O605"]),
+    (
+        30,
+        "slime",
+        submitted(CLEAN["slime"], '\'{"env_vars":{"http_proxy":"http://proxy:1"}}\''),
+        (),
+        {},
+        ["P3O605"],
+    ),
+    (32, "verl", FSDP, (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.use_dynamic_bsz=true"), {}, ["P3O028"]),
+    (32, "verl", CLEAN["verl"], (f"{ACTOR}.use_dynamic_bsz=true",), {}, []),
+    (36, "relax", CLEAN["relax"], (BUDGET,), {"gpu": "A100-80GB"}, ["P3O602"]),
+    (37, "slime", CLEAN["slime"], (), {"env": (f"PYTORCH_ALLOC_CONF=max_split_size_mb:64,{SEGMENTS}",)}, ["P3O601"]),
+    (37, "relax", CLEAN["relax"], (), {"env": (f"PYTORCH_CUDA_ALLOC_CONF={SEGMENTS}",)}, ["P3O601"]),
+    (
+        37,
+        "slime",
+        CLEAN["slime"],
+        (f'--train-env-vars \'{{"PYTORCH_CUDA_ALLOC_CONF": "{SEGMENTS}"}}\'',),
+        {},
+        ["P3O601"],
+    ),
+    (
+        37,
+        "slime",
+        without(CLEAN["slime"], "--colocate "),
+        ("--rollout-num-gpus 4",),
+        {"env": (f"PYTORCH_CUDA_ALLOC_CONF={SEGMENTS}",)},
+        [],
+    ),
+    (45, "relax", CLEAN["relax"].replace('"actor"', "actor").replace('"rollout"', "rollout"), (), {}, ["P3O018"]),
+    (45, "slime", submitted(CLEAN["slime"], "{env_vars:{A:b}}"), (), {}, ["P3O018"]),
+    (50, "relax", CLEAN["relax"], (f"--wandb-key {KEY}",), {}, ["P3O705"]),
+    (50, "slime", CLEAN["slime"], (), {"env": (f"WANDB_API_KEY={KEY}",)}, ["P3O705"]),
+    (50, "slime", CLEAN["slime"], ("--wandb-key ${WANDB_API_KEY}",), {}, []),
+    (53, "verl", "algorithm: {adv_estimator: grpo, adv_estimator: reinforce_plus_plus}\n", (), {}, ["P3O003"]),
+    (54, "nemo_rl", CLEAN["nemo_rl"] + "training: {temprature: 1}\n", (), {}, ["P3O014"]),
+    (54, "verl", "training: {quantizaton: 4bit}\nalgorithm: {adv_estimator: rloo}\n", (), {}, ["P3O014", "P3O112"]),
+    (54, "slime", CLEAN["slime"], ("--rollout-temprature 0.9",), {}, ["P3O014"]),
+    (56, "megatron", CLEAN["megatron"], ("--sequence-parallel False",), {}, ["P3O017"]),
+    (56, "relax", CLEAN["relax"], ("--use-kl-loss=False",), {}, ["P3O015"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("report", "framework", "text", "extra", "machine", "expected"),
+    SIBLINGS,
+    ids=[f"{row[0]} {row[1]} {' '.join(row[3])}"[:80] for row in SIBLINGS],
+)
+def test_a_reported_fault_is_found_in_another_frameworks_words(
+    report: int, framework: str, text: str, extra: tuple[str, ...], machine: dict[str, Any], expected: list[str]
+) -> None:
+    result = lint(framework, text, *extra, **machine)
     found = [item.code for item in result.check.findings if item.severity is not Severity.INFO]
     assert sorted(found) == expected, [f"{item.code} {item.message}" for item in result.check.findings]
 
