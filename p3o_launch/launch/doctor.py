@@ -133,7 +133,12 @@ def _disk_check(directory: str) -> Check:
     used = 1 - disk.free / disk.total if disk.total else 1.0
     text = f"{disk.path}: {disk.free / GIB:.1f} of {disk.total / GIB:.0f} GiB free, {100 * used:.0f} % used"
     if used > FULL:
-        return Check("machine", _WARNING, text, "Ray refuses a node above 95 % (P3O604)")
+        return Check(
+            "machine",
+            _WARNING,
+            text,
+            "shared file systems fail before they are full, and Ray refuses a node above 95 % (P3O604)",
+        )
     return Check("machine", _OK, text)
 
 

@@ -17,7 +17,7 @@ from p3o_launch.launch.environment import working_tree
 from p3o_launch.launch.preflight import place_of
 from p3o_launch.schema import Preset
 
-FULL = 0.95
+FULL = 0.9  # striped file systems fail before they are full: see P3O604
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -75,7 +75,7 @@ def _disk(result: CheckResult, preset: Preset) -> Iterator[LocatedFinding]:
         message = (
             f"{disk.path} has {disk.free / memory.GIB:.1f} of {disk.total / memory.GIB:.0f} GiB free; "
             f"checkpoints can take {needed / memory.GIB:.1f} GiB (checkpoint.keep {preset.checkpoint.keep}, and one "
-            "being written)"
+            f"being written), which makes it {min(100 * after, 100):.0f} % full"
         )
         yield _finding(result, "P3O604", "logging.output_root", message, "free space, or set logging.output_root")
 

@@ -189,7 +189,8 @@ def test_disk_for_the_checkpoints_that_are_kept(monkeypatch: pytest.MonkeyPatch)
 
     assert codes(50 * 2**40) == []
     assert codes(2 * checkpoint_bytes(preset)) == ["P3O604"]
-    assert codes(4 * 2**40) == ["P3O604"]  # 96 % full
+    assert codes(9 * 2**40) == ["P3O604"]  # 91 % full
+    assert codes(11 * 2**40) == []
     ignoring = check_text(f'extends: {BASE}\nignore: {{P3O604: "a quota of our own"}}\n').preset
     assert ignoring is not None
     assert launch_warnings(check_text(f"extends: {BASE}\n"), ignoring) == []

@@ -20,10 +20,15 @@ from importer_lists import MEGATRON, NEMO, RELAX, SLIME, codes, lint, without
 from p3o_launch.check import check_text
 from p3o_launch.diagnostics import LocatedFinding, Severity
 from p3o_launch.errors import PreflightError
+from p3o_launch.launch import launch_warnings as launch_warnings_module
 from p3o_launch.launch.arguments import resolved_data
+from p3o_launch.launch.environment import Tree
+from p3o_launch.launch.launch_warnings import Disk, launch_warnings
 from p3o_launch.launch.record import INTERRUPTED, RunRecord
 from p3o_launch.launch.resume import find_resumption
 from p3o_launch.launch.rundir import claim_run_dir, create_run_dir
+from p3o_launch.launch.submit import package_findings
+from p3o_launch.paired import factors, judge_pair
 
 DATA = Path(__file__).parent.parent / "data"
 REPORTS = {case["id"]: case for case in json.loads((DATA / "reported_configs.json").read_text("utf-8"))["cases"]}
@@ -212,12 +217,12 @@ CASES = {
 # Judged where the machine is: by preflight, by the run directory, by the record of a run.
 ELSEWHERE = {
     22: "the checkpoint's config.json, below",
-    29: "disk space: preflight",
+    29: "disk space: a launch warning, below",
     39: "a checkpoint to resume from, below",
     41: "a directory that holds another run, below",
-    42: "a dirty tree: the record of a run",
-    43: "the attention backend and hook files: the record of a run",
-    47: "the size of a working directory: preflight",
+    42: "a dirty tree: a launch warning, below, and the record of a run",
+    43: "the attention backend of a comparison, below, and hook files: the record of a run",
+    47: "the size of a working directory: before a job is sent, below",
     52: "an untyped YAML file over the arguments, below",
 }
 
@@ -360,6 +365,54 @@ def test_a_run_without_a_checkpoint_is_not_resumed_from_the_beginning(tmp_path: 
     (directory / "resolved.yaml").write_text(yaml.safe_dump(resolved_data(result.preset)), "utf-8")
     with pytest.raises(PreflightError, match="no complete checkpoint to resume from"):
         find_resumption(result.preset, directory.name)
+
+
+def test_a_file_system_that_is_nearly_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report 29: 459 GB were free, and the checkpoints needed less; the file system was 90 % full."""
+    result = check_text(BASE)
+    assert result.preset is not None
+    monkeypatch.setattr(launch_warnings_module, "working_tree", lambda: None)
+    for free, total, expected in ((459, 4590, ["P3O604"]), (459, 900, [])):
+        disk = Disk(Path("/fsx"), free * 10**9, total * 10**9)
+        monkeypatch.setattr(launch_warnings_module, "disk_of", lambda _, disk=disk: disk)
+        found = launch_warnings(result, result.preset)
+        assert [(item.code, item.severity) for item in found] == [(code, Severity.WARNING) for code in expected]
+
+
+def test_a_dirty_tree_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report 42."""
+    result = check_text(BASE)
+    assert result.preset is not None
+    plenty = Disk(Path("/"), 10**15, 2 * 10**15)
+    monkeypatch.setattr(launch_warnings_module, "disk_of", lambda _: plenty)
+    for tree, expected in (
+        (Tree("0" * 40, "main", True, "diff --git a/a b/a", {}), ["P3O704"]),
+        (Tree("0" * 40, "main", True, "", {"hook.py": "0" * 64}), ["P3O704"]),
+        (Tree("0" * 40, "main", False, "", {}), []),
+    ):
+        monkeypatch.setattr(launch_warnings_module, "working_tree", lambda tree=tree: tree)
+        assert [item.code for item in launch_warnings(result, result.preset)] == expected
+
+
+def test_an_attention_backend_left_to_choose_is_a_warning_in_a_comparison() -> None:
+    """Report 43."""
+    arms = [check_text(BASE, file=name, overrides=("model.attention_backend=auto",)) for name in ("a.yaml", "b.yaml")]
+    found = judge_pair(*arms, factors(()), (42, 43)).findings
+    assert [(item.code, item.severity) for item in found if item.code == "P3O506"] == [("P3O506", Severity.WARNING)]
+    fixed = [check_text(BASE, file=name, overrides=("model.attention_backend=flash",)) for name in ("a.yaml", "b.yaml")]
+    assert "P3O506" not in [item.code for item in judge_pair(*fixed, factors(()), (42, 43)).findings]
+
+
+def test_a_working_directory_above_the_limit_is_an_error(tmp_path: Path) -> None:
+    """Report 47."""
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(600 * 2**20)  # sparse: no disk is used
+    result = check_text(BASE, overrides=(f"cluster.runtime_env.working_dir={tmp_path}",))
+    assert result.preset is not None
+    (found,) = package_findings(result, result.preset.cluster.runtime_env, "runs")
+    assert (found.code, found.severity) == ("P3O608", Severity.ERROR)
+    excluding = {"working_dir": str(tmp_path), "excludes": ["*.bin"]}
+    assert package_findings(result, excluding, "runs") == []
 
 
 def test_a_directory_that_holds_another_run_is_refused_and_one_with_logs_is_not(tmp_path: Path) -> None:
