@@ -33,8 +33,11 @@ def repeats(findings: list[LocatedFinding], placed: list[tuple[Word, Position]])
             findings.append(import_finding("P3O011", position, message, "remove it"))
 
 
-def override(findings: list[LocatedFinding], root: Node, word: Word, position: Position, known: bool) -> Node:
-    """One override laid over the tree. ``known``: the tree holds every key there is, so another is a mistake."""
+def override(
+    findings: list[LocatedFinding], root: Node, word: Word, position: Position, known: bool, look: bool = True
+) -> Node:
+    """One override laid over the tree. ``known``: the tree holds every key there is, so another is a mistake; ``look``
+    for what it was to be."""
     if word.text.startswith("-") or (word.variable and "=" not in word.text):
         return root
     match = _OVERRIDE.fullmatch(word.text)
@@ -44,7 +47,7 @@ def override(findings: list[LocatedFinding], root: Node, word: Word, position: P
         return root
     keys = match[2].split(".")[:32]
     if not match[1] and known:
-        _known_key(findings, root, keys, position)
+        _known_key(findings, root, keys, position, look)
     if "~" in match[1]:
         return _without(root, keys)
     place = Position(position.file, position.line, position.column + word.text.index("=") + 1)
@@ -54,7 +57,7 @@ def override(findings: list[LocatedFinding], root: Node, word: Word, position: P
     return merge(root, value)
 
 
-def _known_key(findings: list[LocatedFinding], root: Node, keys: list[str], position: Position) -> None:
+def _known_key(findings: list[LocatedFinding], root: Node, keys: list[str], position: Position, look: bool) -> None:
     """Hydra stops at a key that is not there, unless it is added with ``+``."""
     node = root
     for depth, key in enumerate(keys):
@@ -63,9 +66,10 @@ def _known_key(findings: list[LocatedFinding], root: Node, keys: list[str], posi
             return
         if key not in entries:
             if depth == 0:
-                _unknown_group(findings, keys, position)
+                if look:
+                    _unknown_group(findings, keys, position)
                 return
-            close = nearest(key, list(entries))
+            close = nearest(key, list(entries)) if look else None
             path = ".".join(keys)
             hint = f"did you mean {'.'.join([*keys[:depth], close])}?" if close else f"write +{shorten(path)} to add it"
             message = f"there is no setting {shorten(path)}: Hydra stops at it"

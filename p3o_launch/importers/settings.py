@@ -29,6 +29,8 @@ from p3o_launch.rules_file import file_finding
 
 MAX_FILES = 32
 MAX_HOPS = 16
+MAX_LOOKED_AT = 100
+"""Overrides for which a name that was meant is looked for."""
 DEFAULT_ORIGIN = "default"
 _WHOLE = re.compile(r"\$\{([^${}]*)\}")
 _INNER = re.compile(r"\$\{([^${}]*)\}")
@@ -262,8 +264,9 @@ def load_tree(
     if not listed:
         loader.findings += misspelt_keys(root, framework, DEFAULT_ORIGIN)
     own = len(loader.findings)
-    for word, position in placed:
-        root = override(loader.findings, root, word, position, known=framework == "verl")
+    for index, (word, position) in enumerate(placed):
+        look = index < MAX_LOOKED_AT
+        root = override(loader.findings, root, word, position, known=framework == "verl", look=look)
     if framework == "nemo_rl" and overrides:
         told = {finding.path for finding in loader.findings[:own]}
         found = misspelt_keys(root, framework, DEFAULT_ORIGIN)

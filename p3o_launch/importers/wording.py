@@ -6,6 +6,7 @@ A hint that reads ``set PATH: VALUE`` becomes the flag, the override or the YAML
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cache
 
 from p3o_launch.importers.facts import Facts
@@ -67,8 +68,8 @@ class Wording:
     def remedy(self, text: str) -> str:
         """A hint, with ``set PATH: VALUE`` in the way the user writes a setting."""
         if "cluster.env" not in self.facts.names and (match := _VARIABLES.fullmatch(text)):
-            pairs = " ".join(f"{name}={value}" for name, value in _VARIABLE.findall(match[1]))
-            return f"export {pairs} where the ranks start"
+            pairs = " ".join(f"{name}={shlex.quote(value)}" for name, value in _VARIABLE.findall(match[1]))
+            return f"where the ranks start: export {pairs}"
         text = _SET.sub(lambda match: self.setting(match[1], match[2]), text)
         text = _AND_SET.sub(lambda match: f"{match[1]} {_without_verb(self.setting(match[2], match[3]))}", text)
         text = _REMOVE.sub(lambda match: self._styled(self.facts.remedies.get(match[1], match[0])), text)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
 from p3o_launch.diagnostics import LocatedFinding, Position
@@ -23,6 +24,8 @@ _LIKE = 0.9
 _LIKE_IN_SHORT_WORDS = 0.85
 _SHORT = 7
 _MAX_FINDINGS = 12
+_MAX_UNKNOWN = 100
+"""Unknown keys that are looked at: a file with more of them is no configuration of the framework."""
 # Groups whose keys are Megatron's own settings, beside those that the framework writes there itself.
 _MEGATRON = ("override_transformer_config", "megatron_cfg", "model_overrides")
 # What other versions and extensions put at the top.
@@ -56,42 +59,50 @@ def meant(name: str, known: set[str]) -> str | None:
     best, score = None, 0.0
     for other in sorted(known):
         limit = _LIKE_IN_SHORT_WORDS if len(other) < _SHORT else _LIKE
+        least = max(limit, score)
+        if 2 * min(len(name), len(other)) < least * (len(name) + len(other)):
+            continue  # too different in length to be as alike as that
         matcher = SequenceMatcher(None, name.lower(), other.lower(), autojunk=False)
-        if matcher.quick_ratio() >= max(limit, score) and (ratio := matcher.ratio()) >= max(limit, score):
+        if matcher.quick_ratio() >= least and (ratio := matcher.ratio()) >= least:
             best, score = other, ratio
     return best
 
 
 def misspelt_keys(root: Node, framework: str, default_origin: str) -> Iterator[LocatedFinding]:
     """Findings for the keys that the user wrote; what lies in ``default_origin`` is the framework's own."""
-    for count, (path, node_key, close) in enumerate(_walk(root, _keys(framework), framework, "", default_origin)):
-        if count >= _MAX_FINDINGS:
+    told = 0
+    unknown = _unknown(root, _keys(framework), framework, "", default_origin)
+    for path, place, known in islice(unknown, _MAX_UNKNOWN):
+        close = meant(path.rpartition(".")[2], set(known))
+        if close is None:
+            continue
+        message = f"{shorten(path, 100)} is no setting that is known here"
+        yield import_finding("P3O014", place, message, f"did you mean {known[close]}?", path)
+        told += 1
+        if told == _MAX_FINDINGS:
             return
-        yield import_finding(
-            "P3O014", node_key, f"{shorten(path, 100)} is no setting that is known here", f"did you mean {close}?", path
-        )
 
 
-def _walk(
+def _unknown(
     node: Node, known: Mapping[str, Any], framework: str, below: str, default_origin: str
-) -> Iterator[tuple[str, Position, str]]:
-    """(path, place, what was meant) of every misprint below ``node``."""
+) -> Iterator[tuple[str, Position, Mapping[str, str]]]:
+    """(path, place, name -> path of what may be meant) of every key that no configuration here has."""
     if not isinstance(node.value, dict):
         return
-    names = _names(below, known, framework)
+    names, homes = _names(below, known, framework), _homes(framework)
     for key, entry in node.value.items():
         path = f"{below}{key}"
         if key in names:
-            yield from _walk(entry.node, known.get(key, {}), framework, f"{path}.", default_origin)
-            continue
-        if entry.key.origin == default_origin or key in _homes(framework):
-            continue
-        # Both names in one file: then it is no misprint of the other.
-        beside = {name for name, other in node.value.items() if _same_file(other.key, entry.key)}
-        if close := meant(key, names - beside):
-            yield path, entry.key, f"{below}{close}"
-        elif not below:
-            yield from _strangers(path, entry.node, framework)
+            yield from _unknown(entry.node, known.get(key, {}), framework, f"{path}.", default_origin)
+        elif entry.key.origin != default_origin and key not in homes:
+            # Both names in one file: then it is no misprint of the other.
+            beside = {name for name, other in node.value.items() if _same_file(other.key, entry.key)}
+            yield path, entry.key, {name: f"{below}{name}" for name in names - beside}
+            if not below and isinstance(entry.node.value, dict) and not meant(key, names - beside):
+                # A group that is not known at all: its keys may be meant for any.
+                for inner, item in entry.node.value.items():
+                    if inner not in homes:
+                        yield f"{path}.{inner}", item.key, homes
 
 
 def _same_file(one: Position, other: Position) -> bool:
@@ -106,14 +117,6 @@ def _names(below: str, known: Mapping[str, Any], framework: str) -> set[str]:
     if below.rstrip(".").rpartition(".")[2] in _MEGATRON:
         names |= set(table("megatron").defaults)
     return names
-
-
-def _strangers(group: str, node: Node, framework: str) -> Iterator[tuple[str, Position, str]]:
-    """Misprints in a group that is not known at all: of keys that some group has."""
-    homes = _homes(framework)
-    for key, entry in node.value.items() if isinstance(node.value, dict) else ():
-        if key not in homes and (close := meant(key, set(homes))):
-            yield f"{group}.{key}", entry.key, homes[close]
 
 
 def misspelt_override(keys: list[str], framework: str) -> str | None:

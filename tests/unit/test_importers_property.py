@@ -195,3 +195,6 @@ def test_thousands_of_unknown_flags_and_quotes_stay_fast(framework: str) -> None
     examine(framework, "'\"" * 20_000)
     examine(framework, "--a " + "\\" * 50_000)
     examine(framework, "a: ${b}\nb: ${a}\n" + "c: [" * 20)
+    for line in ("group{}.temperatur_{}=1\n", "actor_rollout_ref.actor.unknown_{}{}=1\n", "temperatur_{}{}: 1\n"):
+        examine(framework, "".join(line.format(number, number) for number in range(3000)))
+    examine(framework, "group:\n" + "".join(f"  temperatur_{number}: 1\n" for number in range(3000)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_the_environment_of_flags_is_a_line_for_the_shell() -> None:
         "the environment does not set NCCL_ALGO, NVTE_ALLOW_NONDETERMINISTIC_ALGO and CUBLAS_WORKSPACE_CONFIG"
     )
     assert missing.hint is not None
-    words = missing.hint.removeprefix("export ").removesuffix(" where the ranks start").split()
+    words = shlex.split(missing.hint.removeprefix("where the ranks start: export "))
     assert codes(lint("slime", SLIME, "--deterministic-mode", env=tuple(words))) == []
 
 
