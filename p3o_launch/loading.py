@@ -103,7 +103,7 @@ class _Loader:
             text = decode(raw)
         except FileNotFoundError:
             if asked:
-                self.fail("P3O008", asked, f"the file {shown(path)} does not exist")
+                self.fail("P3O008", asked, f"the file {shown(path)} does not exist", _file_hint(path))
             else:
                 self.fail("P3O001", here, "the file does not exist", _file_hint(path))
         except OSError as error:
@@ -139,8 +139,16 @@ class _Loader:
         for kind in ("recipe", "profile"):
             for node in self.strings(directives.get(kind), kind, single=True):
                 yield _Layer(None, (kind, node.value, node.position))
-        partial = directives.get("partial")
-        yield _Layer(own, partial=partial is not None and partial.node.value is True)
+        yield _Layer(own, partial=self.switch(directives.get("partial"), "partial"))
+
+    def switch(self, entry: Entry | None, key: str) -> bool:
+        """What a directive that is true or false says; a finding when it says something else."""
+        if entry is None or entry.node.broken:
+            return False
+        if not isinstance(entry.node.value, bool):
+            hint = f"write {key}: true, or remove it"
+            self.findings.append(file_finding("P3O007", entry.node.position, f"{key} must be true or false", hint))
+        return entry.node.value is True
 
     def strings(self, entry: Entry | None, key: str, single: bool = False) -> list[Node]:
         """The names a directive gives; a finding when it gives something else."""
@@ -150,7 +158,7 @@ class _Loader:
         for item in items:
             if not isinstance(item.value, str) or not item.value:
                 what = "a name" if single else "a name or a list of names"
-                self.fail("P3O007", item.position, f"{key} must be {what}", "quote a name that looks like a number")
+                self.fail("P3O007", item.position, f"{key} must be {what}", _one_name_hint(key, item))
                 return []
         return list(items)
 
@@ -234,6 +242,14 @@ def decode(raw: bytes) -> str:
         line = text.count("\n", 0, bad.start()) + 1
         raise NotText(f"the file is not text: it holds the character 0x{ord(bad[0]):02x}", line)
     return text
+
+
+def _one_name_hint(key: str, item: Node) -> str:
+    """What to write for something that is no name."""
+    only = item.value[0].value if isinstance(item.value, list) and len(item.value) == 1 else None
+    if isinstance(only, str) and only:
+        return f"write {shown_key(only)} without the brackets"
+    return f"write {key}: NAME" if isinstance(item.value, (dict, list)) else "quote a name that looks like a number"
 
 
 def _name_hint(name: str, known: list[str]) -> str | None:

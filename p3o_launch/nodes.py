@@ -38,6 +38,7 @@ _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _CORE = "tag:yaml.org,2002:"
 _CORE_TAGS = frozenset(_CORE + name for name in ("str", "int", "float", "bool", "null", "map", "seq"))
 _ODD_BREAK = re.compile("\r(?!\n)|[\x85\u2028\u2029]")
+_ANCHOR = "mark the value it means with & and that name, or put text that starts with * in quotes"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -242,10 +243,12 @@ class _Builder:
     def alias(self, event: Any) -> None:
         name = event.anchor
         if name not in self.anchors:
-            raise self.stop("P3O002", event.start_mark, f"the alias *{shown_key(name)} has no anchor before it")
+            raise self.stop(
+                "P3O002", event.start_mark, f"the alias *{shown_key(name)} has no anchor before it", _ANCHOR
+            )
         node = self.anchors[name]
         if node is None:
-            raise self.stop("P3O004", event.start_mark, f"the alias *{shown_key(name)} contains itself")
+            raise self.stop("P3O004", event.start_mark, f"the alias *{shown_key(name)} contains itself", "remove it")
         if len(self.stack) + node.height > MAX_DEPTH + 1:
             raise self.stop("P3O004", event.start_mark, f"nested more than {MAX_DEPTH} levels deep")
         self.count += node.size - 1
@@ -332,6 +335,10 @@ def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
     problem = error.problem or ""
     if "any token" in problem:
         return "put text that starts with @, ` or % in quotes"
+    if "quoted scalar" in (error.context or ""):
+        return "close the quote"
+    if "flow " in (error.context or ""):
+        return "close the bracket, and put a comma between its entries"
     if "mapping values are not allowed" in problem:
         return "put text that holds a colon and a space in quotes, and check the indentation"
     return None

@@ -19,6 +19,7 @@ from p3o_launch.synonyms import note, plain, synonym
 from p3o_launch.value_hints import value_hint
 
 _MAX_SUGGESTIONS = 50
+_MAX_LISTED = 10
 _SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
 
@@ -142,13 +143,23 @@ def _unknown(path: Path, value: Any, look: bool) -> ShapeFault:
     meant = suggest(path, value) if look else None
     message = f"there is no setting {dotted}"
     if meant is None:
-        return ShapeFault("P3O006", path, message, None, at_key=True)
+        return ShapeFault("P3O006", path, message, _listed(path) if look else None, at_key=True)
     where = ".".join(meant)
     if meant[-1] == path[-1] and len(meant) > 1:
         hint = f"{path[-1]} belongs under {meant[0]}: write {where}"
     else:
         hint = f"did you mean {where}{note(path[-1])}?"
     return ShapeFault("P3O006", path, message, hint, at_key=True, meant=meant)
+
+
+def _listed(path: Path) -> str:
+    """The settings there are, where none is like the one that was written."""
+    if len(path) == 1 or path[0] not in FIELDS:
+        return f"the groups are {', '.join(FIELDS)}"
+    names = list(FIELDS[path[0]])
+    return (
+        f"{path[0]} has {', '.join(names)}" if len(names) <= _MAX_LISTED else "`p3o-launch schema` lists the settings"
+    )
 
 
 def _version(value: Any) -> ShapeFault:

@@ -160,6 +160,8 @@ def _switch(value: Any, raw: str | None, path: Path) -> str:
 def _text(kind: str, value: Any, raw: str | None, path: Path) -> str:
     if raw is not None and isinstance(value, (bool, int, float)):
         return f'put it in quotes: "{raw[:60]}"'
+    if path[0] == "ignore":
+        return "write the reason as text"
     if value is None and len(path) > 2:
         return 'write "" for an empty one'
     words = "write one text" if isinstance(value, (list, dict)) else "write a text"

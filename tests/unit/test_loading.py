@@ -260,3 +260,23 @@ def test_an_override_without_a_path_or_a_value_is_a_usage_error(write: Write, ov
     write("a.yaml", "x: 1\n")
     with pytest.raises(UsageError, match="path=value"):
         load("a.yaml", overrides=[override])
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("profile: [cpu]", "profile must be a name", "write cpu without the brackets"),
+        ("profile: {a: b}", "profile must be a name", "write profile: NAME"),
+        ("recipe: 4", "recipe must be a name", "quote a name that looks like a number"),
+        ("partial: 3", "partial must be true or false", "write partial: true, or remove it"),
+        ("partial:", "partial must be true or false", "write partial: true, or remove it"),
+    ],
+)
+def test_a_directive_of_the_wrong_kind_says_what_to_write(line: str, message: str, hint: str) -> None:
+    found = [item for item in load("a.yaml", text=f"extends: temp_1p2\n{line}\n").findings if item.code == "P3O007"]
+    assert [(item.message, item.hint) for item in found] == [(message, hint)]
+
+
+def test_a_missing_parent_with_a_shipped_name_is_named() -> None:
+    (found,) = load("a.yaml", text="extends: ./on_policy.yaml\n").findings
+    assert (found.code, found.hint) == ("P3O008", "the preset that ships with p3o-launch is named on_policy")
