@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["CheckResult", "Suppressed", "check_file", "check_text"]
 
 
+# Origins of what the author of a preset, or of a command line, wrote.
+_OWN = ("", "--set")
+
+
 @dataclass(frozen=True, slots=True)
 class Suppressed:
     """A finding the preset asks to ignore, with its reason."""
@@ -201,6 +205,8 @@ def _run_guards(
             message = f"the rule {rule.code} failed: {crashes[-1].strip().splitlines()[-1]}"
             located.append(file_finding("P3O901", place(flat, ()), message, "this is a bug of p3o-launch"))
             continue
+        if rule.own:
+            found = [finding for finding in found if _is_own(finding, flat)]
         located += [_located(rule, finding, flat) for finding in found if not _touches(finding, failed)]
     return located, crashes
 
@@ -210,15 +216,26 @@ def _touches(finding: Finding, failed: set[Path]) -> bool:
     return any(path[: len(bad)] == bad for path in paths for bad in failed)
 
 
+def _is_own(finding: Finding, flat: Flat) -> bool:
+    """See ``Rule.own``."""
+    from p3o_launch.shape import known_path
+
+    *members, decides = [flat.values.get(known_path(dotted) or ()) for dotted in (finding.path, *finding.related)]
+    own = [place.origin for place in members if place is not None and place.origin in _OWN]
+    if decides is None or decides.origin in ("", "extends"):
+        return bool(own)
+    return decides.origin in own
+
+
 def _located(rule: Rule, finding: Finding, flat: Flat) -> LocatedFinding:
     from p3o_launch.shape import known_path
 
     path = known_path(finding.path) or tuple(finding.path.split(".")) if finding.path else ()
     position = place(flat, path, finding.key)
-    if position.origin not in ("", "--set"):
+    if position.origin not in _OWN:
         # A relation between values that came along and one the user wrote: the user's is the one to look at.
         others = [flat.values.get(known_path(dotted) or ()) for dotted in finding.related]
-        own = [other for other in others if other is not None and other.origin in ("", "--set")]
+        own = [other for other in others if other is not None and other.origin in _OWN]
         position = own[0] if own else position
     return LocatedFinding(position, rule.severity, rule.code, rule.name, finding.message, finding.hint, finding.path)
 

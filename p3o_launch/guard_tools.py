@@ -61,9 +61,13 @@ def both(names: Iterable[object]) -> str:
     return either(names, "and")
 
 
+# Far above any number of ranks, layers or samples; without it a number with many digits would be tried for minutes.
+_LARGEST_TRIED = 20_000
+
+
 def divisors(number: int) -> list[int]:
-    """Every divisor, ascending."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    """Every divisor, ascending; of a number above 4 x 10^8, those up to 20,000 and what they leave."""
+    small = [d for d in range(1, min(math.isqrt(number), _LARGEST_TRIED) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 

@@ -34,6 +34,7 @@ FAMILIES = (
     "identity",
     "checkpoint",
     "runtime",
+    "unused",
 )
 
 
@@ -57,7 +58,10 @@ class Rule:
 
     ``code``: ``"P3O301"``. ``name``: kebab-case, named after the defect. ``why``: the reason in one or two sentences.
     ``fix``: how to mend it. ``source``: equation, report or file the rule comes from. ``allows``: what it must not
-    reject. ``ignorable``: False when silencing it would change the objective or break the replay.
+    reject. ``ignorable``: False when silencing it would change the objective or break the replay. ``own``: the rule is
+    about what the preset's author wrote; a finding counts only when its ``path``, or one of its ``related`` paths but
+    the last, stands in the preset itself or in ``--set``. The last is the setting that decides: a recipe, profile or
+    ``--set`` that changes it for one run makes nothing of the preset wrong.
     ``body`` is None for rules that other modules emit (file and YAML rules, preflight).
     """
 
@@ -70,6 +74,7 @@ class Rule:
     allows: str = ""
     ignorable: bool = False
     body: GuardBody | None = None
+    own: bool = False
 
 
 _RULES: dict[str, Rule] = {}
@@ -93,11 +98,12 @@ def guard(
     source: str,
     allows: str = "",
     ignorable: bool = False,
+    own: bool = False,
 ) -> Callable[[GuardBody], GuardBody]:
     """Register the decorated generator as the rule ``code``."""
 
     def decorate(body: GuardBody) -> GuardBody:
-        register(Rule(code, name, severity, why, fix, source, allows, ignorable, body))
+        register(Rule(code, name, severity, why, fix, source, allows, ignorable, body, own))
         return body
 
     return decorate

@@ -84,21 +84,31 @@ _PROTECTED = (*_OF_THE_RANK, "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS
     "P3O707",
     "nothing-to-resume",
     Severity.WARNING,
-    why="A run that saves nothing before its end starts from zero after any interruption.",
-    fix="Set checkpoint.save_interval.",
+    why="A run that saves nothing before its end starts from zero after any interruption; one that saves nothing at "
+    "its end either leaves no weights at all.",
+    fix="Set checkpoint.save_interval, or leave checkpoint.save_final on.",
     source="design rule of p3o-launch; --save-interval of Megatron",
-    allows=f"Runs below {LONG_RUN} rollouts, and any save_interval below the number of rollouts.",
+    allows=f"Runs below {LONG_RUN} rollouts that save at their end, and any save_interval below the number of "
+    "rollouts.",
     ignorable=True,
 )
 def nothing_to_resume(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
     rollouts, interval = preset.batch.num_rollout, preset.checkpoint.save_interval
+    final = "checkpoint.save_final"
     if rollouts >= LONG_RUN and (interval is None or interval >= rollouts):
         yield Finding(
             "batch.num_rollout" if interval is None else "checkpoint.save_interval",
             f"{named(preset, 'batch.num_rollout')} with {named(preset, 'checkpoint.save_interval')}: no checkpoint is "
             "written before the end",
             f"set checkpoint.save_interval: {rollouts // 10}",
+            related=("checkpoint.save_interval", "batch.num_rollout"),
+        )
+    elif not preset.checkpoint.save_final and (interval is None or interval > rollouts):
+        yield Finding(
+            final,
+            f"{named(preset, final)} with {named(preset, 'checkpoint.save_interval')}: no checkpoint is ever written",
+            f"set {final}: true",
             related=("checkpoint.save_interval", "batch.num_rollout"),
         )
 

@@ -123,7 +123,7 @@ def router_out_of_range(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             _EXPERTS if single else _TOPK,
             f"{named(preset, _TOPK)} is more than {named(preset, _EXPERTS)}",
-            f"remove {_EXPERTS}, which makes the model dense" if single else f"use {model.num_experts} or fewer",
+            f"set {_EXPERTS}: null, which makes the model dense" if single else f"use {model.num_experts} or fewer",
             related=(_TOPK if single else _EXPERTS,),
         )
     # Under p3o's step scope sinkhorn itself is refused: P3O210.
@@ -157,7 +157,7 @@ def one_expert_per_token(context: GuardContext) -> Iterator[Finding]:
         _EXPERTS if single else _TOPK,
         f"{named(preset, _TOPK)} with {named(preset, _EXPERTS)}: a softmax over one expert is constant, and Megatron "
         "refuses it",
-        f"remove {_EXPERTS}, which makes the model dense"
+        f"set {_EXPERTS}: null, which makes the model dense"
         if single
         else "use 2, as the checkpoint's num_experts_per_tok",
         related=(_TOPK if single else _EXPERTS,),

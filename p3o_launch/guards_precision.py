@@ -44,7 +44,7 @@ def fp8_on_this_gpu(context: GuardContext) -> Iterator[Finding]:
         blamed,
         f"{named(context.preset, blamed)} needs compute capability {_dotted(needed)} for {feature}, but "
         f"{named(context.preset, 'cluster.gpu')} has {_dotted(gpu.capability)}",
-        f"use precision.fp8_recipe {either(usable)}" if usable else "remove precision.fp8",
+        f"use precision.fp8_recipe {either(usable)}" if usable else "set precision.fp8: null",
         related=("cluster.gpu", "precision.fp8" if blamed != "precision.fp8" else "precision.fp8_recipe"),
     )
 

@@ -56,7 +56,7 @@ def fp8_amax_history(context: GuardContext) -> Iterator[Finding]:
     yield Finding(
         path,
         f"{subject}: the statistics pass changes the scales of the train pass",
-        "set precision.fp8_recipe: tensorwise, which keeps no history" if _has_fp8(context) else "remove precision.fp8",
+        "set precision.fp8" + ("_recipe: tensorwise, which keeps no history" if _has_fp8(context) else ": null"),
         related=related,
     )
 

@@ -196,7 +196,7 @@ def not_carried_out(context: GuardContext) -> Iterator[Finding]:
     found += _unknown_sampling(preset)
     if not found:
         return
-    refused = _refused_elsewhere(context)
+    refused = refused_elsewhere(context)
     for finding in found:
         if not any(path == finding.path or path.startswith(finding.path + ".") for path in refused):
             yield finding
@@ -232,7 +232,7 @@ def _changes_nothing(preset: Preset, name: str, value: object) -> bool:
     return name in ("temperature", "logprobs") and value == getattr(preset.rollout, name)
 
 
-def _refused_elsewhere(context: GuardContext) -> set[str]:
+def refused_elsewhere(context: GuardContext) -> set[str]:
     """Paths that take part in what stops the run already: an error of another rule that the preset does not ignore."""
     paths: set[str] = set()
     ignored = context.preset.ignore

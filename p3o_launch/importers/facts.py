@@ -121,6 +121,7 @@ class Draft:
         self.inapplicable["P3O119"] = "it is about what P3O Launch's own runtime carries out"
         for code in ("P3O414", "P3O415"):
             self.inapplicable[code] = "evaluation sets and schedules are not among the facts that are read"
+        self.inapplicable["P3O122"] = "templates of other frameworks write what is off"
         self.inapplicable["P3O321"] = "whether the softmax comes before the choice is not among the facts that are read"
         self.inapplicable["P3O708"] = "what is set before the command belongs to the launching shell"
 
