@@ -47,7 +47,7 @@ def kl_never_applied(context: GuardContext) -> Iterator[Finding]:
             "algorithm.kl_coef",
             f"{named(context.preset, 'algorithm.kl_coef')} is never applied: {estimator} adds no KL to the reward, "
             "and no KL loss is on",
-            "set algorithm.kl_coef: 0",
+            "set algorithm.kl_coef: 0" + (" and algorithm.use_kl_loss: false" if algorithm.use_kl_loss else ""),
             related=("algorithm.use_kl_loss", "algorithm.kl_loss_coef"),
         )
     if algorithm.kl_loss_coef > 0 and "use_kl_loss" not in algorithm.model_fields_set:
@@ -303,15 +303,38 @@ def optimizer_out_of_range(context: GuardContext) -> Iterator[Finding]:
     "dropout-in-policy-ratio",
     Severity.WARNING,
     why="The engine samples without dropout. When the trainer's forward drops units, its log-probs differ from the "
-    "engine's before the policy has moved, and the ratio, the clip and the ESS measure dropout noise. Megatron's "
-    "default is 0.1, so leaving the setting out is enough.",
+    "engine's before the policy has moved, and whatever weighs one by the other measures dropout noise: the ESS of a "
+    "micro-batch, or the weight of an importance correction. Megatron's default is 0.1, so leaving the setting out is "
+    "enough.",
     fix="Write model.attention_dropout: 0 and model.hidden_dropout: 0.",
     source=f"https://github.com/Human-Agent-Society/reef/pull/536; defaults in {ARGUMENTS}",
-    allows="Dropout written as 0, and a ratio whose denominator the trainer recomputes. Under p3o with ess_scope step "
-    "the fault is P3O201.",
+    allows="Dropout written as 0, and log-probs of the engine that are not used. Under p3o with ess_scope step the "
+    "fault is P3O201, in grpo's own ratio P3O124.",
     ignorable=True,
 )
 def dropout_in_policy_ratio(context: GuardContext) -> Iterator[Finding]:
+    preset, algorithm = context.preset, context.preset.algorithm
+    if is_p3o(preset):
+        if algorithm.use_rollout_logprobs is True and not replays(preset):
+            yield from dropout_findings(preset, "the engine has none, so the policy ratio measures dropout noise")
+    elif algorithm.use_rollout_logprobs is not True and (algorithm.use_tis or algorithm.use_mis):
+        yield from dropout_findings(preset, "the engine has none, so the correction for it weighs by dropout noise")
+
+
+@guard(
+    "P3O124",
+    "dropout-in-grpo-ratio",
+    why="With the engine's log-probs as denominator, the policy ratio of a policy that has not moved is 1. The engine "
+    "samples without dropout: when the trainer's forward drops units, the ratio is noise instead, and the clip or a "
+    "mask discards tokens at random, half of them in one report. Megatron's default is 0.1, so leaving the setting "
+    "out is enough.",
+    fix="Write model.attention_dropout: 0 and model.hidden_dropout: 0.",
+    source=f"https://github.com/Human-Agent-Society/reef/pull/536; defaults in {ARGUMENTS}",
+    allows="Dropout written as 0, and a ratio whose denominator the trainer recomputes. Under p3o with ess_scope step "
+    "the fault is P3O201, with ess_scope micro_batch P3O120.",
+    ignorable=True,
+)
+def dropout_in_grpo_ratio(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
-    if preset.algorithm.use_rollout_logprobs is True and not replays(preset):
+    if preset.algorithm.use_rollout_logprobs is True and not is_p3o(preset):
         yield from dropout_findings(preset, "the engine has none, so the policy ratio measures dropout noise")

@@ -25,7 +25,9 @@ ROWS: list[tuple[str, str, tuple[str, ...], list[str]]] = [
     # dropout: written, or left to a default, in every framework's words
     ("relax", "p3o", ("--hidden-dropout 0.1",), ["P3O011", "P3O201"]),
     ("slime", "p3o", ("--use-rollout-logprobs --attention-dropout 0.05",), ["P3O011", "P3O201"]),
-    ("slime", "", ("--use-rollout-logprobs --attention-dropout 0.05",), ["P3O011", "P3O120"]),
+    ("slime", "", ("--use-rollout-logprobs --attention-dropout 0.05",), ["P3O011", "P3O124"]),
+    ("slime", "", ("--use-tis --attention-dropout 0.05",), ["P3O011", "P3O120"]),
+    ("megatron", "", ("--rl-inference-logprobs-is-correction --hidden-dropout 0.1",), ["P3O011", "P3O120"]),
     ("slime", "", ("--attention-dropout 0.05",), ["P3O011"]),
     ("verl", "p3o", (BYPASS, REPORTED, f"{TRANSFORMER}.attention_dropout=0.1"), ["P3O021", "P3O024", "P3O201"]),
     ("verl", "p3o", (BYPASS, REPORTED), ["P3O021", "P3O024"]),
@@ -141,8 +143,12 @@ def submitted(text: str, runtime_env: str) -> str:
     return f"ray job submit --runtime-env-json={runtime_env} -- python3 train.py " + text.replace("\n", " ")
 
 
+NO_DROPOUT = ("--attention-dropout 0.0 ", "--hidden-dropout 0.0 ")
 # The number of the report, its sibling's framework and text, what is added, the machine, the codes that must follow.
 SIBLINGS: list[tuple[int, str, str, tuple[str, ...], dict[str, Any], list[str]]] = [
+    (1, "slime", without(CLEAN["slime"], *NO_DROPOUT), ("--use-rollout-logprobs",), {}, ["P3O124"]),
+    (1, "relax", without(RELAX_GRPO, *NO_DROPOUT), (), {}, ["P3O124"]),
+    (1, "slime", without(CLEAN["slime"], *NO_DROPOUT), (), {}, []),
     (8, "slime", PPO, (BOTH_KL,), {}, ["P3O111"]),
     (8, "relax", RPP, (BOTH_KL,), {}, ["P3O111"]),
     (11, "relax", CLEAN["relax"], ("--train-backend fsdp",), {}, ["P3O026"]),

@@ -260,6 +260,19 @@ def test_each_condition_of_the_p3o_contract_is_an_error_alone() -> None:
         assert codes(lint("relax", text, extra), Severity.ERROR) == [code]
 
 
+def test_dropout_beside_rollout_log_probs_is_an_error_whatever_the_estimator() -> None:
+    """Report 1 names no estimator; a denominator that the trainer recomputes has the dropout too."""
+    bare = without(SLIME, *NO_DROPOUT)
+    assert codes(lint("slime", bare, "--use-rollout-logprobs"), Severity.ERROR) == ["P3O124"]
+    assert codes(lint("slime", bare)) == []
+    grpo = changed(without(RELAX, *NO_DROPOUT), "--advantage-estimator p3o", "--advantage-estimator grpo")
+    assert codes(lint("relax", grpo), Severity.ERROR) == ["P3O124"]
+    unset = ("model.attention_dropout=null", "model.hidden_dropout=null")
+    for changes, code in ((GRPO_PRESET, "P3O124"), ((), "P3O201")):
+        errors = [item.code for item in preset(*changes, *unset)() if item.severity is Severity.ERROR]
+        assert errors == [code]
+
+
 def test_other_temperatures_intervals_scopes_and_kl_modes_are_no_errors_under_p3o() -> None:
     for extra in (
         "--rollout-temperature 0.6",
