@@ -260,7 +260,7 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
     ("the least dropout", ["201"], {"model.hidden_dropout": 1e-9}),
     (
         "grpo, dropout left to Megatron",
-        ["120"],
+        ["124"],
         {**GRPO, "model.attention_dropout": ABSENT, "model.hidden_dropout": ABSENT},
     ),
     ("micro-batch scope, dropout", ["120"], {**MICRO, "model.attention_dropout": 0.1}),
