@@ -74,7 +74,9 @@ def is_text(path: Path) -> bool:
     field = TOP.get(path[0]) or FIELDS[path[0]].get(path[1])
     if field is None:
         return False
-    return field[0] == "text" if len(path) == 2 and path[0] not in TOP else field[0] == "map" and field[6][0] == "text"
+    if len(path) == 2 and path[0] not in TOP:
+        return bool(field[0] == "text")
+    return bool(field[0] == "map" and field[6][0] == "text")
 
 
 def suggest(path: Path, value: Any = None) -> Path | None:

@@ -6,9 +6,11 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from importer_lists import CLEAN, NEMO, SLIME, codes, finding, lint, without
+from test_importers_siblings import ROWS, SIBLINGS
 
 from p3o_launch.check import check_file
 from p3o_launch.guards import GuardContext, all_guards
@@ -142,3 +144,39 @@ def test_a_stream_with_a_threshold_has_a_bound() -> None:
     add = (*(f"+{item}" for item in STREAM), "algorithm.rollout_correction.rollout_is=token")
     assert "P3O410" in codes(lint("verl", base, *add))
     assert "P3O410" not in codes(lint("verl", base, *add, "+async_training.staleness_threshold=0.5"))
+
+
+_PASS = re.compile(r"pass (--[a-z][^;,]*?)(?:, which [^;]*|, or .*|;.*)?$")
+_OVERRIDE = re.compile(r"set (\+?[\w.]+=[^\s;,]+)(?:[;,].*)?$")
+
+
+def mend(hint: str) -> str | None:
+    """The words that a hint asks to add; None when it is prose or takes something away."""
+    if match := _PASS.fullmatch(hint):
+        return match[1].replace(" and pass ", " ").replace(" and ", " ")
+    match = _OVERRIDE.fullmatch(hint)
+    return match[1] if match else None
+
+
+MENDED = [
+    *((framework, CLEAN[framework], extra, {"target": target or None}) for framework, target, extra, _ in ROWS),
+    *((framework, text, extra, machine) for _, framework, text, extra, machine, _ in SIBLINGS),
+]
+
+
+@pytest.mark.parametrize(("framework", "text", "extra", "request_"), MENDED)
+def test_what_a_hint_asks_to_add_takes_the_finding_away(
+    framework: str, text: str, extra: tuple[str, ...], request_: dict[str, Any]
+) -> None:
+    if framework == "nemo_rl":  # its hints are lines of YAML
+        return
+    before = lint(framework, text, *extra, **request_).check.findings
+    for found in before:
+        words = mend(found.hint or "")
+        if words is None:
+            continue
+        after = lint(framework, text, *extra, words, **request_).check.findings
+        assert (found.code, found.path) not in {(item.code, item.path) for item in after}, (found.hint, words)
+        # The first of two flags has no effect; a note for the record is no fault.
+        known = {item.code for item in before} | {"P3O011", "P3O025"}
+        assert {item.code for item in after} <= known, (found.hint, [item.message for item in after])
