@@ -17,6 +17,7 @@ from p3o_launch.guard_tools import (
     nearest,
 )
 from p3o_launch.guards import GuardContext, guard
+from p3o_launch.guards_rollout import length_is_refused
 
 if TYPE_CHECKING:
     pass
@@ -168,6 +169,8 @@ def token_budget_too_small(context: GuardContext) -> Iterator[Finding]:
     if not preset.batch.use_dynamic_batch_size:
         return
     budget = preset.batch.max_tokens_per_gpu
+    if budget is not None and length_is_refused(context):
+        return
     multiple = math.lcm(sizes.sequence_multiple, preset.batch.sequence_padding_multiple)
     longest = _padded(sizes.max_tokens_per_sample, multiple)
     needed = -(-longest // sizes.cp)
@@ -209,6 +212,8 @@ def rollout_batch_not_divisible(context: GuardContext) -> Iterator[Finding]:
     prompts, dp = preset.batch.rollout_batch_size, sizes.dp
     if dp is None or prompts % dp == 0 or any(rollout_does_not_fill_steps(context)):
         return
+    if preset.batch.global_batch_size % dp != 0:
+        return  # P3O302: the data-parallel size suits neither
     yield Finding(
         "batch.rollout_batch_size",
         f"{named(preset, 'batch.rollout_batch_size')} is not divisible by the data-parallel size ({dp})",

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import named
 from p3o_launch.guards import GuardContext, guard
+from p3o_launch.guards_moe import experts_not_divisible, router_out_of_range
 from p3o_launch.guards_resources import logits_memory
+from p3o_launch.guards_rollout import length_is_refused
+from p3o_launch.guards_stages import layers_do_not_fill_stages
+from p3o_launch.guards_topology import query_groups_not_divisible
 from p3o_launch.hardware import find_gpu
 from p3o_launch.memory import GIB, Bar, bars
 
@@ -45,7 +49,7 @@ def memory_budget(context: GuardContext) -> Iterator[Finding]:
         return
     room = gpu.memory_gib * GIB
     bar = max(bars(preset, sizes), key=lambda bar: bar.total)
-    if bar.total <= room or any(True for _ in logits_memory(context)):
+    if bar.total <= room or any(logits_memory(context)) or _rests_on_a_refused_figure(context):
         return
     path, hint = _remedy(bar, context)
     yield Finding(
@@ -55,6 +59,12 @@ def memory_budget(context: GuardContext) -> Iterator[Finding]:
         hint,
         related=("cluster.gpu", "cluster.gpus_per_node", "model.num_layers", "model.hidden_size", "model.vocab_size"),
     )
+
+
+def _rests_on_a_refused_figure(context: GuardContext) -> bool:
+    """A number of layers, heads, experts or tokens that has to change anyway."""
+    figures = (query_groups_not_divisible, layers_do_not_fill_stages, experts_not_divisible, router_out_of_range)
+    return length_is_refused(context) or any(True for body in figures for _ in body(context))
 
 
 def _remedy(bar: Bar, context: GuardContext) -> tuple[str, str]:

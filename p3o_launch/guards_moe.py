@@ -93,6 +93,8 @@ def experts_without_sequence_parallel(context: GuardContext) -> Iterator[Finding
     preset, sizes = context.preset, context.topology
     if preset.model.num_experts is None or sizes.tp == 1 or preset.parallel.sequence_parallel or sizes.dp is None:
         return
+    if preset.model.num_experts == 1:
+        return  # P3O320 and 321: a dense model
     path, padding = "parallel.sequence_parallel", "batch.sequence_padding_multiple"
     needed = sizes.sequence_multiple * sizes.tp
     multiple = preset.batch.sequence_padding_multiple

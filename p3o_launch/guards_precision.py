@@ -212,18 +212,16 @@ def attention_backend_unavailable(context: GuardContext) -> Iterator[Finding]:
     allows="Rounded rollout weights, which are stored in float32.",
 )
 def half_precision_on_cpu(context: GuardContext) -> Iterator[Finding]:
-    precision = context.preset.precision
-    if context.preset.cluster.device != "cpu":
-        return
-    for field, off in (("bf16", "false"), ("fp16", "false"), ("fp8", "null")):
-        if getattr(precision, field):
-            path = f"precision.{field}"
-            yield Finding(
-                path,
-                f"{named(context.preset, path)} with cluster.device (cpu): the CPU computes in float32 or float64",
-                f"set {path}: {off}",
-                related=("cluster.device",),
-            )
+    preset, offs = context.preset, {"bf16": "false", "fp16": "false", "fp8": "null"}
+    on = [f"precision.{field}" for field in offs if getattr(preset.precision, field)]
+    if preset.cluster.device == "cpu" and on:
+        yield Finding(
+            on[0],
+            f"{both(named(preset, path) for path in on)} with cluster.device (cpu): the CPU computes in float32 or "
+            "float64",
+            "set " + both(f"{path}: {offs[path.partition('.')[2]]}" for path in on),
+            related=(*on[1:], "cluster.device"),
+        )
 
 
 @guard(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, printable, shown, version_of
 from p3o_launch.guards import GuardContext, Rule, guard, register
+from p3o_launch.guards_rollout import length_is_refused
 from p3o_launch.hardware import find_gpu
 from p3o_launch.memory import GIB, LOGITS_COPIES, logits_bytes
 
@@ -31,6 +32,8 @@ def logits_memory(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset
     gpu = find_gpu(preset.cluster.gpu)
     if preset.cluster.device != "cuda" or gpu is None or gpu.memory_gib is None or context.topology.dp is None:
+        return
+    if not preset.batch.use_dynamic_batch_size and length_is_refused(context):
         return
     needed, room = logits_bytes(preset, context.topology), gpu.memory_gib * GIB * LOGITS_SHARE
     if needed <= room:

@@ -382,6 +382,11 @@ def _evaluation_too_long(preset: Preset) -> Iterator[Finding]:
     )
 
 
+def length_is_refused(context: GuardContext) -> bool:
+    """Samples are too long for the model already: what else that length would ask for is moot."""
+    return "P3O412" not in context.preset.ignore and any(sample_longer_than_model(context))
+
+
 def _shorter(positions: int, prompt: int, response: int) -> str:
     """Lengths that fit together: one is kept when it leaves room for the other."""
     if response < positions:

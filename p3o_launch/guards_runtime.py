@@ -55,6 +55,10 @@ def _on_cpu(path: str, *values: object) -> Callable[[Preset], bool]:
     return lambda preset: preset.cluster.device == "cpu" and getattr(getattr(preset, group), field) in values
 
 
+def _double_on_gpu(preset: Preset) -> bool:
+    return preset.precision.params_dtype == "float64" and preset.cluster.device == "cuda"
+
+
 def _separate_gpus(preset: Preset) -> bool:
     world = preset.cluster.num_nodes * preset.cluster.gpus_per_node
     return preset.rollout.num_gpus not in (None, world)
@@ -117,13 +121,17 @@ LIMITS = (
     ),
     Limit(
         "precision.params_dtype",
-        lambda preset: preset.precision.params_dtype is not None and (preset.precision.bf16 or preset.precision.fp16),
+        lambda preset: (
+            preset.precision.params_dtype is not None
+            and (preset.precision.bf16 or preset.precision.fp16)
+            and not _double_on_gpu(preset)
+        ),
         "holds the weights in the half-precision format that is on",
         "remove precision.params_dtype, or set precision.bf16 and precision.fp16 to false",
     ),
     Limit(
         "precision.params_dtype",
-        lambda preset: preset.precision.params_dtype == "float64" and preset.cluster.device == "cuda",
+        _double_on_gpu,
         "computes in float64 on the CPU only",
         "remove precision.params_dtype, or use the profile cpu",
     ),

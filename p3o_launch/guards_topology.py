@@ -147,8 +147,10 @@ def heads_not_divisible(context: GuardContext) -> Iterator[Finding]:
             related=("model.hidden_size", "model.kv_channels"),
         )
         return
-    if sizes.dp is None or preset.model.num_attention_heads % sizes.tp == 0:
+    if sizes.dp is None or model.num_attention_heads % sizes.tp == 0:
         return
+    if model.num_query_groups is not None and model.num_attention_heads % model.num_query_groups != 0:
+        return  # P3O307: the number of heads, or of groups, is another one
     yield Finding(
         "parallel.tensor_model_parallel_size",
         f"{named(preset, 'parallel.tensor_model_parallel_size')} does not divide "
@@ -259,6 +261,8 @@ def width_not_divisible(context: GuardContext) -> Iterator[Finding]:
     path, width = "parallel.expert_tensor_parallel_size", _expert_width(preset)
     etp = preset.parallel.expert_tensor_parallel_size
     if etp is not None and preset.model.num_experts is not None and _width(preset, width) % etp:
+        if sizes.world_size // sizes.pp % etp != 0:
+            return  # P3O311
         ranks = sizes.world_size // (sizes.pp * preset.parallel.expert_model_parallel_size)
         legal = [size for size in divisors(max(1, ranks)) if _width(preset, width) % size == 0]
         yield Finding(

@@ -24,6 +24,8 @@ SP2 = {
 ETP4 = {"parallel.expert_tensor_parallel_size": 4}
 TOP1_SINKHORN = {"model.moe_router_topk": 1, "model.moe_router_load_balancing_type": "sinkhorn"}
 ODD_WIDTH = {"model.ffn_hidden_size": 3075}
+TP2 = {"parallel.tensor_model_parallel_size": 2}
+PP2 = {"parallel.pipeline_model_parallel_size": 2}
 HALF = {"precision.bf16": False, "precision.fp16": True}
 SHORT = {"rollout.max_response_len": 128}
 MOE = {"model.num_experts": 8, "model.moe_ffn_hidden_size": 384}
@@ -448,6 +450,24 @@ REFUSED: list[tuple[str, list[str], Changes]] = [
         {"rollout.enable_prefix_caching": True, "rollout.reset_prefix_cache_on_update": False},
     ),
     ("evaluation top_p 0", ["411"], {"evaluation.interval": 1, "evaluation.top_p": 0.0}),
+    ("longer than the model: what that needs is moot", ["412"], {"rollout.max_response_len": 40000}),
+    ("longer than the model and the budget", ["412"], {**DYNAMIC, "rollout.max_response_len": 40000}),
+    ("longer than any memory", ["412"], {**DYNAMIC, "rollout.max_response_len": 10**6}),
+    (
+        "longer than the model, which is ignored, and than the memory",
+        ["412", "602"],
+        {"rollout.max_response_len": 40000, "ignore": {"P3O412": "rope is scaled"}},
+    ),
+    ("a number of heads that nothing fits", ["307"], {"model.num_attention_heads": 100}),
+    ("a number of groups that nothing fits", ["307"], {"model.num_query_groups": 100}),
+    ("one head for 8 groups and TP 2", ["307"], {"model.num_attention_heads": 1} | TP2),
+    ("a stage of 100 layers", ["304"], {**PP2, "parallel.decoder_first_pipeline_num_layers": 100}),
+    ("5 GPUs", ["302"], {"cluster.gpus_per_node": 5}),
+    ("5 experts' ranks", ["311"], {**MOE, "parallel.expert_tensor_parallel_size": 5}),
+    ("100 experts per token of 8", ["320"], {**MOE, "model.moe_router_topk": 100}),
+    ("one expert and TP", ["320"], {**MOE, **TP2, "model.num_experts": 1}),
+    ("float64 beside bf16 on a GPU", ["119"], {"precision.params_dtype": "float64"}),
+    ("two formats on the CPU", ["508"], {**FP8, **CPU, "precision.bf16": True}),
     ("one position short", ["412"], {"model.max_position_embeddings": 4607}),
     # 5xx
     ("FP8 on an A100", ["501"], {**FP8, "cluster.gpu": "NVIDIA A100-SXM4-80GB"}),
