@@ -332,7 +332,6 @@ def dropout_in_policy_ratio(context: GuardContext) -> Iterator[Finding]:
     source=f"https://github.com/Human-Agent-Society/reef/pull/536; defaults in {ARGUMENTS}",
     allows="Dropout written as 0, and a ratio whose denominator the trainer recomputes. Under p3o with ess_scope step "
     "the fault is P3O201, with ess_scope micro_batch P3O120.",
-    ignorable=True,
 )
 def dropout_in_grpo_ratio(context: GuardContext) -> Iterator[Finding]:
     preset = context.preset

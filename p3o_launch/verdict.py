@@ -115,6 +115,8 @@ class _Watched:
             raise Unreadable(name)
         below = {path[1:] for path in self._failed if len(path) > 1 and path[0] == name}
         value = getattr(self._model, name)
+        if isinstance(value, dict):  # its broken entries are as good as absent
+            return {key: item for key, item in value.items() if (key,) not in below}
         return _Watched(value, below) if below else value
 
 

@@ -302,6 +302,12 @@ def test_ignore_wants_a_code_and_a_reason(ignored: str, code: str) -> None:
     assert one(child(f"ignore: {ignored}\n"))[0] == code
 
 
+def test_a_broken_entry_of_ignore_hides_no_rule_and_breaks_none() -> None:
+    found = child("ignore: {P3O113: }\nmodel: {hidden_dropout: 0.1}\nbatch: {micro_batch_size: 4}\n")
+    assert not found.crashed
+    assert {"P3O007", "P3O201"} <= {finding.code for finding in found.findings}
+
+
 # guards that crash
 
 
