@@ -61,6 +61,16 @@ def both(names: Iterable[object]) -> str:
     return either(names, "and")
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """``1 layer``, ``3 layers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
+
+
+def up_to(number: int, word: str = "less") -> str:
+    """``4 or less``; of what must be 1 at least, ``1``."""
+    return "1" if number == 1 else f"{number} or {word}"
+
+
 # Far above any number of ranks, layers or samples; without it a number with many digits would be tried for minutes.
 _LARGEST_TRIED = 20_000
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import ARGUMENTS, CONFIG, both, divisors, either, named, replays
+from p3o_launch.guard_tools import ARGUMENTS, CONFIG, both, counted, divisors, either, named, replays, up_to
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.guards_replay import (
     LIFTED,
@@ -58,7 +58,7 @@ def experts_not_divisible(context: GuardContext) -> Iterator[Finding]:
     elif experts is not None and (experts % ep != 0 or ranks % (ep * etp) != 0):
         relation = named(preset, _EXPERTS)
         if experts % ep == 0:
-            relation = f"the {ranks} ranks of a pipeline stage with expert tensor-parallel size {etp}"
+            relation = f"{_ranks_of_a_stage(ranks)} with expert tensor-parallel size {etp}"
         yield Finding(
             _EP,
             f"{named(preset, _EP)} does not divide {relation}",
@@ -67,13 +67,16 @@ def experts_not_divisible(context: GuardContext) -> Iterator[Finding]:
         )
 
 
+def _ranks_of_a_stage(ranks: int) -> str:
+    return f"the {counted(ranks, 'rank')} of a pipeline stage"
+
+
 def _uneven_expert_tensor_size(preset: Preset, ranks: int) -> Finding:
-    stage = "the only rank" if ranks == 1 else f"the {ranks} ranks"
     legal = [size for size in divisors(ranks) if ranks % (size * preset.parallel.expert_model_parallel_size) == 0]
     dense = preset.model.num_experts is None
     return Finding(
         _ETP,
-        f"{named(preset, _ETP)} does not divide {stage} of a pipeline stage",
+        f"{named(preset, _ETP)} does not divide {_ranks_of_a_stage(ranks)}",
         f"remove {_ETP}" if dense or not legal else f"use {either(legal)}",
         related=(_EP,) if dense else (_EP, _EXPERTS),
     )
@@ -125,7 +128,9 @@ def router_out_of_range(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             _EXPERTS if single else _TOPK,
             f"{named(preset, _TOPK)} is more than {named(preset, _EXPERTS)}",
-            f"set {_EXPERTS}: null, which makes the model dense" if single else f"use {model.num_experts} or fewer",
+            f"set {_EXPERTS}: null, which makes the model dense"
+            if single
+            else f"use {up_to(model.num_experts, 'fewer')}",
             related=(_TOPK if single else _EXPERTS,),
         )
     # Under p3o's step scope sinkhorn itself is refused: P3O210.

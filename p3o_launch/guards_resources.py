@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, printable, shown, version_of
+from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, printable, shown, up_to, version_of
 from p3o_launch.guards import GuardContext, Rule, guard, register
 from p3o_launch.guards_rollout import length_is_refused
 from p3o_launch.hardware import find_gpu
@@ -47,7 +47,7 @@ def logits_memory(context: GuardContext) -> Iterator[Finding]:
         path,
         f"{named(preset, path)} can need about {needed / GIB:.1f} GiB for logits ({named(preset, 'model.vocab_size')}, "
         f"float32, {LOGITS_COPIES} copies); {named(preset, 'cluster.gpu')} has {gpu.memory_gib} GiB for everything",
-        f"use {fitting} or less" if fitting >= 1 else "raise parallel.tensor_model_parallel_size",
+        f"use {up_to(fitting)}" if fitting >= 1 else "raise parallel.tensor_model_parallel_size",
         related=(
             "cluster.gpu",
             "model.vocab_size",

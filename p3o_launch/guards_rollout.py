@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
-from p3o_launch.guard_tools import leaves, named, policy_ratio_from_rollout, printable, replays, shown, version_of
+from p3o_launch.guard_tools import (
+    leaves,
+    named,
+    policy_ratio_from_rollout,
+    printable,
+    replays,
+    shown,
+    up_to,
+    version_of,
+)
 from p3o_launch.guards import GuardContext, guard
 from p3o_launch.guards_loss import is_stale_as_on_policy
 from p3o_launch.guards_objective import corrections
@@ -312,7 +321,7 @@ def evaluation_never_due(context: GuardContext) -> Iterator[Finding]:
             "evaluation.interval",
             f"{named(preset, 'evaluation.interval')} is above {named(preset, 'batch.num_rollout')}: the run ends "
             "before the first evaluation",
-            f"use {preset.batch.num_rollout} or less, or set evaluation.before_train: true",
+            f"use {up_to(preset.batch.num_rollout)}, or set evaluation.before_train: true",
             related=("batch.num_rollout", "evaluation.before_train"),
         )
 
@@ -335,7 +344,7 @@ def weights_never_refreshed(context: GuardContext) -> Iterator[Finding]:
             "rollout.update_weights_interval",
             f"{named(preset, 'rollout.update_weights_interval')} is not below {named(preset, 'batch.num_rollout')}: "
             "the rollout weights are never refreshed",
-            f"use {preset.batch.num_rollout - 1} or less",
+            f"use {up_to(preset.batch.num_rollout - 1)}",
             related=("batch.num_rollout",),
         )
 
@@ -377,7 +386,7 @@ def _evaluation_too_long(preset: Preset) -> Iterator[Finding]:
         "evaluation.max_response_len",
         f"{named(preset, 'rollout.max_prompt_len')} + {named(preset, 'evaluation.max_response_len')} = "
         f"{prompt + response} tokens exceed {named(preset, 'model.max_position_embeddings')}",
-        f"use evaluation.max_response_len {positions - prompt} or less",
+        f"use evaluation.max_response_len {up_to(positions - prompt)}",
         related=("rollout.max_prompt_len", "evaluation.max_response_len", "model.max_position_embeddings"),
     )
 
@@ -390,9 +399,9 @@ def length_is_refused(context: GuardContext) -> bool:
 def _shorter(positions: int, prompt: int, response: int) -> str:
     """Lengths that fit together: one is kept when it leaves room for the other."""
     if response < positions:
-        return f"use rollout.max_prompt_len {positions - response} or less"
+        return f"use rollout.max_prompt_len {up_to(positions - response)}"
     if prompt < positions:
-        return f"use rollout.max_response_len {positions - prompt} or less"
+        return f"use rollout.max_response_len {up_to(positions - prompt)}"
     half = positions // 2
     if not half:
         return "correct model.max_position_embeddings"

@@ -10,6 +10,7 @@ from p3o_launch.guard_tools import (
     ARGUMENTS,
     CONFIG,
     both,
+    counted,
     divisors,
     either,
     named,
@@ -50,15 +51,15 @@ def _even_stages(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             "parallel.pipeline_model_parallel_size",
             f"{named(preset, 'parallel.pipeline_model_parallel_size')} does not divide "
-            f"{named(preset, 'model.num_layers')}: {layers % pp} layers would be left over",
+            f"{named(preset, 'model.num_layers')}: {counted(layers % pp, 'layer')} would be left over",
             f"use {either(nearest(legal, pp))}, or set parallel.decoder_first_pipeline_num_layers",
             related=("model.num_layers", "parallel.num_layers_per_virtual_pipeline_stage"),
         )
     elif chunk is not None and layers // pp % chunk != 0:
         yield Finding(
             "parallel.num_layers_per_virtual_pipeline_stage",
-            f"{named(preset, 'parallel.num_layers_per_virtual_pipeline_stage')} does not divide the {layers // pp} "
-            f"layers of a stage ({named(preset, 'model.num_layers')} / "
+            f"{named(preset, 'parallel.num_layers_per_virtual_pipeline_stage')} does not divide the "
+            f"{counted(layers // pp, 'layer')} of a stage ({named(preset, 'model.num_layers')} / "
             f"{named(preset, 'parallel.pipeline_model_parallel_size')})",
             f"use {either(nearest(divisors(layers // pp), chunk))}",
             related=("model.num_layers", "parallel.pipeline_model_parallel_size"),
@@ -154,10 +155,11 @@ def micro_batches_do_not_fill_pipeline(context: GuardContext) -> Iterator[Findin
         micro = [size for size in divisors(share) if share // size % sizes.pp == 0]
         sizes_that_do = either(nearest(micro, preset.batch.micro_batch_size))
         mend = f"use batch.micro_batch_size {sizes_that_do}, or " if micro else ""
+        made = f"{counted(count, 'micro-batch', 'es')} per step {'is' if count == 1 else 'are'}"
         yield Finding(
             path,
-            f"{named(preset, path)} asks for the interleaved schedule, but {count} micro-batches per step are not a "
-            f"multiple of {named(preset, 'parallel.pipeline_model_parallel_size')}",
+            f"{named(preset, path)} asks for the interleaved schedule, but {made} no multiple of "
+            f"{named(preset, 'parallel.pipeline_model_parallel_size')}",
             f"{mend}remove {path}",
             related=("parallel.pipeline_model_parallel_size", "batch.micro_batch_size", "batch.global_batch_size"),
         )

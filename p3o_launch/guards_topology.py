@@ -19,12 +19,17 @@ from p3o_launch.guard_tools import (
     either,
     named,
     nearest,
+    up_to,
     value_at,
 )
 from p3o_launch.guards import GuardContext, guard
 
 if TYPE_CHECKING:
     from p3o_launch.schema import Preset
+
+
+# Every divisor of a number of GPUs that occurs; of an odd one, the nearest.
+_ALL_OF_A_LIST = 12
 
 
 @guard(
@@ -224,7 +229,7 @@ def engine_gpus_not_divisible(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             "rollout.num_gpus",
             f"{named(preset, 'rollout.num_gpus')} is more than {_world(preset)}",
-            f"use {world} or fewer",
+            f"use {up_to(world, 'fewer')}",
             related=("cluster.gpus_per_node", "cluster.num_nodes"),
         )
     elif gpus % per_engine != 0:
@@ -232,7 +237,7 @@ def engine_gpus_not_divisible(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             path,
             f"{named(preset, path)} does not divide {total} ({gpus})",
-            f"use {either(nearest(divisors(gpus), per_engine))}",
+            f"use {either(nearest(divisors(gpus), per_engine, _ALL_OF_A_LIST))}",
             related=("rollout.num_gpus", "cluster.gpus_per_node"),
         )
 
