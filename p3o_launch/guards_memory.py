@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import named
@@ -14,6 +15,9 @@ from p3o_launch.guards_stages import layers_do_not_fill_stages
 from p3o_launch.guards_topology import query_groups_not_divisible
 from p3o_launch.hardware import find_gpu
 from p3o_launch.memory import GIB, Bar, bars
+
+if TYPE_CHECKING:
+    from p3o_launch.schema import Preset
 
 # What mends the largest part of a bar.
 _REMEDIES = {
@@ -72,14 +76,23 @@ def _remedy(bar: Bar, context: GuardContext) -> tuple[str, str]:
     preset, sizes = context.preset, context.topology
     for part, _ in sorted(bar.parts, key=lambda item: -item[1]):
         spread = preset.parallel.use_distributed_optimizer or (sizes.dp or 1) * sizes.cp == 1
-        if (part == "optimizer" and spread) or (
-            part == "activations" and preset.parallel.recompute_granularity == "full"
-        ):
+        if (part == "optimizer" and spread) or (part == "activations" and _recomputes_all(preset)):
             continue
         if part in ("logits", "activations") and preset.batch.micro_batch_size > 1:
             return "batch.micro_batch_size", "lower batch.micro_batch_size"
+        if part == "activations" and preset.parallel.recompute_granularity == "full":
+            return "parallel.recompute_num_layers", "raise parallel.recompute_num_layers"
         return _REMEDIES[part]
     return _REMEDIES["weights"]
+
+
+def _recomputes_all(preset: Preset) -> bool:
+    """No layer keeps more than its block's input: always with uniform blocks, else where enough layers are named."""
+    parallel = preset.parallel
+    stage = -(-preset.model.num_layers // parallel.pipeline_model_parallel_size)
+    named_layers = parallel.recompute_num_layers or 1
+    uniform = parallel.recompute_method != "block"
+    return parallel.recompute_granularity == "full" and (uniform or named_layers >= stage)
 
 
 def shares(bar: Bar) -> str:

@@ -128,10 +128,13 @@ def activation_bytes(preset: Preset, sizes: Topology) -> int:
     kept = layer_activations(preset)
     in_flight = min(sizes.pp, sizes.micro_batches_per_step or sizes.pp)
     if preset.parallel.recompute_granularity == "full":
-        # Each block keeps its input; the backward pass holds one layer in full.
-        every = max(1, preset.parallel.recompute_num_layers or 1)
-        inputs = -(-layers // every) * preset.model.hidden_size
-        return tokens * width * (in_flight * inputs + every * kept)
+        number, hidden = max(1, preset.parallel.recompute_num_layers or 1), preset.model.hidden_size
+        if preset.parallel.recompute_method == "block":
+            # So many layers of a stage keep their input alone, the others everything; one is computed again at a time.
+            again = min(number, layers)
+            return tokens * width * (in_flight * (again * hidden + (layers - again) * kept) + kept)
+        # Each block of so many layers keeps its input; the backward pass holds one block in full.
+        return tokens * width * (in_flight * -(-layers // number) * hidden + min(number, layers) * kept)
     return tokens * width * in_flight * layers * kept
 
 
