@@ -8,7 +8,7 @@ from typing import Any
 from p3o_launch.diagnostics import LocatedFinding, Position
 from p3o_launch.importers.numbers import number
 from p3o_launch.importers.words import Word, shorten
-from p3o_launch.importers.yaml_keys import misspelt_override
+from p3o_launch.importers.yaml_keys import is_known, meant, misspelt_override
 from p3o_launch.loading import merge
 from p3o_launch.nodes import Entry, Node, scalar
 from p3o_launch.presets import nearest
@@ -48,6 +48,8 @@ def override(
     keys = match[2].split(".")[:32]
     if not match[1] and known:
         _known_key(findings, root, keys, position, look)
+    elif match[1] == "+" and known and look:
+        _added_key(findings, root, keys, position)
     if "~" in match[1]:
         return _without(root, keys)
     place = Position(position.file, position.line, position.column + word.text.index("=") + 1)
@@ -74,6 +76,24 @@ def _known_key(findings: list[LocatedFinding], root: Node, keys: list[str], posi
             hint = f"did you mean {'.'.join([*keys[:depth], close])}?" if close else f"write +{shorten(path)} to add it"
             message = f"there is no setting {shorten(path)}: Hydra stops at it"
             findings.append(import_finding("P3O014", position, message, hint))
+            return
+        node = entries[key].node
+
+
+def _added_key(findings: list[LocatedFinding], root: Node, keys: list[str], position: Position) -> None:
+    """``+`` lets any name pass: one that resembles a key beside it is most likely that key."""
+    node = root
+    for depth, key in enumerate(keys):
+        entries = node.value
+        if not isinstance(entries, dict):
+            return
+        if key not in entries:
+            close = meant(key, set(entries)) if not is_known(key, "verl") else None
+            if close:
+                path = ".".join(keys)
+                message = f"{shorten(path, 100)} is added as a setting of its own: nothing that is known here reads it"
+                hint = f"did you mean {'.'.join([*keys[:depth], close, *keys[depth + 1 :]])}?"
+                findings.append(import_finding("P3O014", position, message, hint))
             return
         node = entries[key].node
 

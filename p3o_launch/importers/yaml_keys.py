@@ -54,6 +54,11 @@ def _paths(tree: Mapping[str, Any], below: str) -> Iterator[str]:
         yield from _paths(inner, f"{below}{key}.")
 
 
+def is_known(name: str, framework: str) -> bool:
+    """Has some group a key of that name, or Megatron?"""
+    return name in _homes(framework) or name in table("megatron").defaults
+
+
 def meant(name: str, known: set[str]) -> str | None:
     """The key of ``known`` that ``name`` is a misprint of; None when none is close."""
     best, score = None, 0.0

@@ -75,6 +75,15 @@ def test_a_misspelt_override() -> None:
     assert stranger.hint == "did you mean actor_rollout_ref.rollout.quantization?"
 
 
+def test_a_misspelt_key_that_plus_lets_pass() -> None:
+    (added,) = misspelt("verl", VERL, "+actor_rollout_ref.rollout.temprature=0.9")
+    assert "is added as a setting of its own" in added.message
+    assert added.hint == "did you mean actor_rollout_ref.rollout.temperature?"
+    key = "+actor_rollout_ref.actor.megatron.override_transformer_config"
+    for own in (f"{key}.attention_dropout=0", f"{key}.recompute_modules=[]", "+trainer.our_own_switch=1", "+ours.lr=1"):
+        assert misspelt("verl", VERL, own) == [], own
+
+
 @pytest.mark.parametrize("framework", ["verl", "nemo_rl"])
 def test_what_may_be_somebodys_own_is_left_alone(framework: str) -> None:
     text = (
