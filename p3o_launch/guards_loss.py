@@ -65,7 +65,7 @@ def kl_never_applied(context: GuardContext) -> Iterator[Finding]:
     "kl-applied-twice",
     why="With the reference KL in the reward and in the loss, the pressure towards the reference is about twice what "
     "either weight says.",
-    fix="Keep one: use_kl_in_reward: false, or use_kl_loss: false.",
+    fix="Keep one: use_kl_in_reward: false, or use_kl_loss: false. The builtin runtime has no reference model: both.",
     source="https://github.com/verl-project/verl/issues/265",
     allows="Two weights above 0 with one of the switches off.",
 )
@@ -76,7 +76,7 @@ def kl_applied_twice(context: GuardContext) -> Iterator[Finding]:
             "algorithm.use_kl_in_reward",
             f"the reference KL is applied twice: in the reward with {named(context.preset, 'algorithm.kl_coef')} and "
             f"in the loss with {named(context.preset, 'algorithm.kl_loss_coef')}",
-            "set algorithm.use_kl_in_reward: false",
+            "set algorithm.use_kl_in_reward: false and algorithm.use_kl_loss: false",
             related=("algorithm.use_kl_loss", "algorithm.kl_coef", "algorithm.kl_loss_coef"),
         )
 

@@ -428,6 +428,6 @@ def no_staleness_bound(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             "rollout.fully_async",
             "rollout.fully_async is true and rollout.max_staleness is absent: nothing bounds the age of a sample",
-            "write rollout.max_staleness: 1",
+            "write rollout.max_staleness: 0",
             related=("rollout.max_staleness",),
         )

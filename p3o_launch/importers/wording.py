@@ -28,6 +28,10 @@ _TWICE = re.compile(r"(\S{3,}) and \1(?!\S)")
 _ALSO = {"P3O110": ("algorithm.use_kl_loss", "algorithm.kl_loss_coef", "for a KL in the loss")}
 
 
+# What mends a fault elsewhere, where the rule's own hint offers only what the builtin runtime carries out.
+_INSTEAD = {"P3O111": "set algorithm.use_kl_in_reward: false", "P3O410": "write rollout.max_staleness: 1"}
+
+
 @cache
 def _fields() -> dict[str, str]:
     """Names of settings that one group alone has -> their path: rules name a neighbour without its group."""
@@ -62,7 +66,7 @@ class Wording:
         """What to do about a finding of ``code``, where its own hint is ``text``."""
         if code in self.facts.remedies:
             return self.facts.remedies[code]
-        text = _IGNORE.sub("", text)
+        text = _IGNORE.sub("", _INSTEAD.get(code, text))
         return self.remedy(text) + self._also(code)
 
     def remedy(self, text: str) -> str:
