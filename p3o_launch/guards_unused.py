@@ -111,7 +111,7 @@ GROUPS = (
     Group(
         "rollout.engine",
         lambda preset: preset.rollout.engine != "megatron",
-        ("rollout.engine_version", "rollout.gpu_memory_utilization"),
+        _below("rollout", "engine_version", "gpu_memory_utilization", "deterministic_inference"),
     ),
     Group(
         "rollout.enable_prefix_caching",

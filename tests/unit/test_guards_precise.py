@@ -150,7 +150,7 @@ ACCEPTED: list[tuple[str, Changes]] = [
     ("temperature 0.6", {"rollout.temperature": 0.6}),
     ("temperature 1.2", {"rollout.temperature": 1.2}),
     ("the same temperature twice", {"rollout.temperature": 0.6, "rollout.extra": {"temperature": 0.6}}),
-    ("deterministic with seeds", {"rollout.deterministic_inference": True}),
+    ("deterministic with seeds", {"rollout.engine": "megatron", "rollout.deterministic_inference": True}),
     ("quantized rollout, grpo against rollout log-probs", {**GRPO, "rollout.weight_quantization": "int8"}),
     ("quantized rollout, p3o", {"rollout.weight_quantization": "int4"}),
     ("prompt and response fill the positions", {"model.max_position_embeddings": 4608}),

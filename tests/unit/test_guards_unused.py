@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Any, Changes]] = {
     "evaluation.max_response_len": (64, {"evaluation.interval": 5}),
     "evaluation.max_prompts": (64, {"evaluation.interval": 5}),
     "rollout.engine_version": ("0.20", {"rollout.engine": "vllm"}),
+    "rollout.deterministic_inference": (True, {"rollout.engine": "sglang"}),
     "rollout.gpu_memory_utilization": (0.5, {"rollout.engine": "vllm"}),
     "rollout.reset_prefix_cache_on_update": (False, {"rollout.enable_prefix_caching": True}),
     "checkpoint.keep": (5, {"checkpoint.save_interval": 5}),
