@@ -193,7 +193,7 @@ def full_iteration_cuda_graph(context: GuardContext) -> Iterator[Finding]:
         yield Finding(
             "parallel.cuda_graph_scope",
             "parallel.cuda_graph_scope (full_iteration) captures the train pass without the statistics pass",
-            "use none or attn",
+            "use none" if context.preset.cluster.device == "cpu" else "use none or attn",
         )
 
 
@@ -235,7 +235,8 @@ def _random_routing(context: GuardContext) -> Iterator[tuple[str, str]]:
     if model.moe_input_jitter_eps:
         yield "model.moe_input_jitter_eps", "remove model.moe_input_jitter_eps"
     if model.moe_router_load_balancing_type == "sinkhorn":
-        yield "model.moe_router_load_balancing_type", "use aux_loss, seq_aux_loss, global_aux_loss or none"
+        balanced = "aux_loss, seq_aux_loss, global_aux_loss or " if model.moe_aux_loss_coeff > 0 else ""
+        yield "model.moe_router_load_balancing_type", f"use {balanced}none"
     if model.moe_router_force_load_balancing:
         yield "model.moe_router_force_load_balancing", "set model.moe_router_force_load_balancing: false"
     if model.moe_router_force_biased:

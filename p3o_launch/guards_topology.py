@@ -233,11 +233,13 @@ def engine_gpus_not_divisible(context: GuardContext) -> Iterator[Finding]:
             related=("cluster.gpus_per_node", "cluster.num_nodes"),
         )
     elif gpus % per_engine != 0:
+        builtin = preset.rollout.engine == "megatron"
         total = "rollout.num_gpus" if preset.rollout.num_gpus is not None else "the GPUs of the cluster"
         yield Finding(
             path,
             f"{named(preset, path)} does not divide {total} ({gpus})",
-            f"use {either(nearest(divisors(gpus), per_engine, _ALL_OF_A_LIST))}",
+            # The builtin engine is laid out as the trainer: P3O119.
+            f"use {either([1] if builtin else nearest(divisors(gpus), per_engine, _ALL_OF_A_LIST))}",
             related=("rollout.num_gpus", "cluster.gpus_per_node"),
         )
 
@@ -312,10 +314,12 @@ def _uneven_widths(preset: Preset, tp: int) -> list[str]:
 def overlap_without_distributed_optimizer(context: GuardContext) -> Iterator[Finding]:
     parallel, path = context.preset.parallel, "parallel.overlap_param_gather"
     needed = [f"parallel.{f}" for f in ("use_distributed_optimizer", "overlap_grad_reduce") if not getattr(parallel, f)]
+    on_cpu = context.preset.cluster.device == "cpu"
     if parallel.overlap_param_gather and needed:
         yield Finding(
             path,
             f"{path} is true without {both(needed)}",
-            "set " + both(f"{other}: true" for other in needed),
+            # On the CPU the builtin runtime has no distributed optimizer: P3O119.
+            f"set {path}: false" if on_cpu else "set " + both(f"{other}: true" for other in needed),
             related=tuple(needed),
         )

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guard_presets import GRPO, findings
+from guard_presets import CPU, GRPO, codes, findings
+from hint_changes import ways
 
 ERR = Path(__file__).parents[1] / "data" / "err"
 COUNTED = "layers|GPUs|ranks|samples|stages|tokens|micro-batches|chunks|prompts|experts|steps|rollouts|heads|codes|keys"
@@ -55,5 +56,26 @@ def test_no_report_counts_one_in_the_plural(path: Path) -> None:
 
 def test_engines_are_offered_every_number_of_gpus_that_divides() -> None:
     changes = {"cluster.gpus_per_node": 24, "cluster.gpu": None, "rollout.num_gpus_per_engine": 5}
-    (finding,) = [finding for code, finding in findings(changes) if code == "P3O314"]
-    assert finding.hint == "use 1, 2, 3, 4, 6, 8, 12 or 24"
+    for engine, hint in (("vllm", "use 1, 2, 3, 4, 6, 8, 12 or 24"), ("megatron", "use 1")):
+        found = findings({**changes, "rollout.engine": engine})
+        assert [finding.hint for code, finding in found if code == "P3O314"] == [hint]
+
+
+def test_no_hint_offers_what_the_cpu_refuses() -> None:
+    for code, changes in (
+        ("P3O209", {"parallel.cuda_graph_scope": "full_iteration"}),
+        ("P3O318", {"parallel.overlap_param_gather": True}),
+        ("P3O311", {**MOE, "parallel.expert_tensor_parallel_size": 3}),
+    ):
+        ((found, finding),) = findings({**CPU, **changes})
+        assert found == code
+        for way in ways(finding.hint or "", finding.path):
+            assert codes({**CPU, **changes, **dict(way)}) in ([], ["211"]), finding.hint
+
+
+def test_what_replaces_sinkhorn_has_an_effect() -> None:
+    sinkhorn = {**MOE, "model.moe_router_load_balancing_type": "sinkhorn"}
+    ((_, finding),) = findings(sinkhorn)
+    assert finding.hint == "use none"
+    ((_, finding),) = findings({**sinkhorn, "model.moe_aux_loss_coeff": 0.01})
+    assert finding.hint == "use aux_loss, seq_aux_loss, global_aux_loss or none"
