@@ -241,10 +241,12 @@ register(
         "P3O608",
         "working-dir-too-large",
         Severity.ERROR,
-        why="Ray packs cluster.runtime_env.working_dir, sends it to the cluster in one message of at most 512 MiB, and "
-        "unpacks it on every node. It refuses a larger one only after packing all of it.",
+        why="Ray packs cluster.runtime_env.working_dir, sends it to the cluster in one message, and unpacks it on "
+        "every node. It refuses a message that is too large only after packing all of it: from 100 MiB on where a job "
+        "is submitted (its Jobs server), from 512 MiB on where a driver connects.",
         fix="List data, checkpoints and environments in cluster.runtime_env.excludes, or name a smaller directory.",
-        source="GCS_STORAGE_MAX_SIZE in ray/_private/runtime_env/packaging.py of Ray 2.60",
+        source="https://github.com/TideDra/lmm-r1/issues/66; DASHBOARD_CLIENT_MAX_SIZE in "
+        "ray/_private/ray_constants.py, GCS_STORAGE_MAX_SIZE in ray/_private/runtime_env/packaging.py (Ray 2.60)",
         allows="Any size of what is excluded: repositories, environments, caches, this preset's runs, and the preset's "
         "own excludes; a working_dir that is a package elsewhere (a URL).",
     )

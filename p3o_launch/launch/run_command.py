@@ -65,7 +65,8 @@ def run_preset(
     _print_findings(result.source, result.findings, sys.stdout)
     resumption = find_resumption(result.preset, resume) if resume is not None else None
     found = nothing_left(result, result.preset, resumption) if resumption else []
-    found = found or _machine_findings(result, result.preset, target, Request(preset, tuple(overrides)))
+    request = Request(preset, tuple(overrides))
+    found = found or _machine_findings(result, result.preset, target, request, as_job=target == "relax")
     if found:
         return _report(result, found)
     _without_proxies(job)
@@ -103,7 +104,7 @@ def submit_preset(
     assert result.preset is not None
     job = make_job(result, result.preset, profile, target, clear_proxies)
     _print_findings(result.source, result.findings, sys.stdout)
-    found = _machine_findings(result, result.preset, target, Request(preset, tuple(overrides)))
+    found = _machine_findings(result, result.preset, target, Request(preset, tuple(overrides)), as_job=True)
     if found:
         return _report(result, found)
     _without_proxies(job)
@@ -122,9 +123,11 @@ def _report(result: CheckResult, findings: Sequence[LocatedFinding]) -> int:
     return EXIT_FINDINGS
 
 
-def _machine_findings(result: CheckResult, preset: Preset, target: str, request: Request) -> list[LocatedFinding]:
+def _machine_findings(
+    result: CheckResult, preset: Preset, target: str, request: Request, as_job: bool
+) -> list[LocatedFinding]:
     """What stands against a launch from this machine. A Relax job's GPUs are the cluster's, not this machine's."""
-    found = package_findings(result, preset.cluster.runtime_env, preset.logging.output_root)
+    found = package_findings(result, preset.cluster.runtime_env, preset.logging.output_root, as_job)
     look = asset_findings(result, preset) if target == "relax" else machine_findings(result, preset, request)
     return found or look
 

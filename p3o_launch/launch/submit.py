@@ -25,7 +25,14 @@ from p3o_launch.launch.recorder import change
 from p3o_launch.launch.relax import MODULE
 from p3o_launch.launch.run_files import write_run_dir
 from p3o_launch.launch.rundir import create_run_dir
-from p3o_launch.runtime.packaging import LIMIT_BYTES, excludes, local_directory, packed_env, packed_size
+from p3o_launch.runtime.packaging import (
+    JOBS_LIMIT_BYTES,
+    LIMIT_BYTES,
+    excludes,
+    local_directory,
+    packed_env,
+    packed_size,
+)
 from p3o_launch.runtime.signals import StopRequest
 
 # Ray gives a job three seconds to end before it kills it: too few for checkpoints and actors.
@@ -42,8 +49,13 @@ def jobs_address(preset_address: str | None) -> str:
     return address
 
 
-def package_findings(result: CheckResult, runtime_env: Mapping[str, Any], output_root: str) -> list[LocatedFinding]:
-    """P3O608 when the working directory of the job is too large, or not there."""
+def package_findings(
+    result: CheckResult, runtime_env: Mapping[str, Any], output_root: str, as_job: bool
+) -> list[LocatedFinding]:
+    """P3O608 when the working directory is too large for the way it takes (``as_job``: through the Jobs server).
+
+    Raises PreflightError when it is not there.
+    """
     directory = local_directory(runtime_env)
     if directory is None:
         return []
@@ -51,10 +63,11 @@ def package_findings(result: CheckResult, runtime_env: Mapping[str, Any], output
     if not directory.is_dir():
         raise PreflightError(f"{path} ({directory}) is not a directory")
     total, largest = packed_size(directory, excludes(runtime_env, output_root))
-    if total <= LIMIT_BYTES:
+    limit, receiver = (JOBS_LIMIT_BYTES, "Ray's Jobs server") if as_job else (LIMIT_BYTES, "Ray")
+    if total < limit:
         return []
     shown = ", ".join(f"{name} ({size // 2**20} MiB)" for name, size in largest)
-    message = f"{path} ({directory}) holds {total // 2**20} MiB; Ray takes {LIMIT_BYTES // 2**20} MiB at most"
+    message = f"{path} ({directory}) holds {total // 2**20} MiB; {receiver} takes less than {limit // 2**20} MiB"
     hint = f"list what the job does not need in cluster.runtime_env.excludes; the largest files: {shown}"
     position = place_of(result, path)
     return [LocatedFinding(position, Severity.ERROR, "P3O608", "working-dir-too-large", message, hint, path)]

@@ -8,8 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-# Ray refuses a package above its largest message, 512 MiB, after it has packed and sent it.
+# Ray refuses a package above its largest message, after it has packed and sent it; its Jobs server takes less.
 LIMIT_BYTES = 512 * 2**20
+JOBS_LIMIT_BYTES = 100 * 2**20
+# Ray's package is a zip without compression: of a file it holds a little more than its bytes, the name twice.
+_ENTRY_BYTES = 76
 # Ray reads these patterns as .gitignore does.
 EXCLUDES = (
     ".git",
@@ -54,7 +57,7 @@ def excludes(runtime_env: Mapping[str, Any], output_root: str) -> list[str]:
 
 
 def packed_size(directory: Path, patterns: Sequence[str]) -> tuple[int, list[tuple[str, int]]]:
-    """Bytes of the files that are not excluded, and the largest of them, as (relative path, bytes)."""
+    """Bytes of the package of what is not excluded, and its largest files, as (relative path, bytes)."""
     largest: list[tuple[str, int]] = []
     total = 0
     for folder, names, files in os.walk(directory):
@@ -68,7 +71,7 @@ def packed_size(directory: Path, patterns: Sequence[str]) -> tuple[int, list[tup
                 size = os.lstat(os.path.join(folder, name)).st_size
             except OSError:  # gone in the meantime
                 continue
-            total += size
+            total += size + _ENTRY_BYTES + 2 * len(os.fsencode(relative))
             largest = sorted([*largest, (relative, size)], key=lambda item: -item[1])[:3]
     return total, largest
 

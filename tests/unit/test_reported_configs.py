@@ -419,13 +419,13 @@ def test_an_attention_backend_left_to_choose_is_a_warning_in_a_comparison() -> N
 def test_a_working_directory_above_the_limit_is_an_error(tmp_path: Path) -> None:
     """Report 47."""
     with (tmp_path / "weights.bin").open("wb") as file:
-        file.truncate(600 * 2**20)  # sparse: no disk is used
+        file.truncate(101 * 2**20)  # sparse: no disk is used
     result = check_text(BASE, overrides=(f"cluster.runtime_env.working_dir={tmp_path}",))
     assert result.preset is not None
-    (found,) = package_findings(result, result.preset.cluster.runtime_env, "runs")
+    (found,) = package_findings(result, result.preset.cluster.runtime_env, "runs", as_job=True)
     assert (found.code, found.severity) == ("P3O608", Severity.ERROR)
     excluding = {"working_dir": str(tmp_path), "excludes": ["*.bin"]}
-    assert package_findings(result, excluding, "runs") == []
+    assert package_findings(result, excluding, "runs", as_job=True) == []
 
 
 def test_a_directory_that_holds_another_run_is_refused_and_one_with_logs_is_not(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -213,27 +214,40 @@ def test_the_working_directory_is_measured_without_what_is_excluded(tmp_path):
     (tmp_path / "a.py").write_bytes(b"x" * 10)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.py").write_bytes(b"x" * 20)
-    assert packed_size(tmp_path, [".git"]) == (30, [("sub/b.py", 20), ("a.py", 10)])
+    total, largest = packed_size(tmp_path, [".git"])
+    assert largest == [("sub/b.py", 20), ("a.py", 10)]
+    package = tmp_path / "package.zip"
+    with zipfile.ZipFile(package, "w") as file:
+        for name, _ in largest:
+            file.write(tmp_path / name, name)
+    assert total == package.stat().st_size - 22  # the end of the archive
     assert packed_env({"pip": ["x"]}, "runs") == {"pip": ["x"]}
     assert packed_env({"working_dir": "gcs://package.zip"}, "runs") == {"working_dir": "gcs://package.zip"}
 
 
-def test_a_working_directory_above_rays_limit_is_a_finding_where_it_is_written(tmp_path):
+@pytest.mark.parametrize(
+    ("as_job", "limit", "message"),
+    [(False, 512, "Ray takes less than 512 MiB"), (True, 100, "Ray's Jobs server takes less than 100 MiB")],
+)
+def test_a_working_directory_above_rays_limit_is_a_finding_where_it_is_written(tmp_path, as_job, limit, message):
     with (tmp_path / "weights.bin").open("wb") as file:
-        file.truncate(600 * 2**20)  # sparse: no disk is used
+        file.truncate(limit * 2**20)  # sparse: no disk is used
     text = TINY.read_text().replace(
         "cluster: {device: cpu", f"cluster: {{runtime_env: {{working_dir: {tmp_path}}}, device: cpu"
     )
     result = check_text(text, file="mine.yaml")
     assert result.preset is not None
-    (found,) = package_findings(result, result.preset.cluster.runtime_env, "runs")
+    (found,) = package_findings(result, result.preset.cluster.runtime_env, "runs", as_job)
     assert (found.code, found.position.file) == ("P3O608", "mine.yaml")
-    assert "holds 600 MiB; Ray takes 512 MiB at most" in found.message
-    assert "weights.bin (600 MiB)" in found.hint
+    assert f"holds {limit} MiB; {message}" in found.message
+    assert f"weights.bin ({limit} MiB)" in found.hint
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.truncate(limit * 2**20 - 200)
+    assert package_findings(result, result.preset.cluster.runtime_env, "runs", as_job) == []
     excluded = {**result.preset.cluster.runtime_env, "excludes": ["*.bin"]}
-    assert package_findings(result, excluded, "runs") == []
+    assert package_findings(result, excluded, "runs", as_job) == []
     with pytest.raises(PreflightError, match="is not a directory"):
-        package_findings(result, {"working_dir": str(tmp_path / "no")}, "runs")
+        package_findings(result, {"working_dir": str(tmp_path / "no")}, "runs", as_job)
 
 
 def test_the_resolved_preset_of_a_record_is_the_one_its_arguments_say(repository):
