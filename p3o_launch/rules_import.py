@@ -183,6 +183,19 @@ IMPORT_RULES: dict[str, Rule] = {
             "one data-parallel rank; the Megatron backend",
         ),
         _rule(
+            "P3O507",
+            "log-prob-micro-batch-differs",
+            Severity.WARNING,
+            "Kernels sum in another order for another batch shape. When the trainer recomputes the denominator in"
+            " micro-batches of another size than it trains in, ratios of a policy that has not moved scatter around 1:"
+            " in one report the clip took tokens of an on-policy step. Tensor parallelism adds to it; the rule speaks"
+            " from four ranks on.",
+            "Use one micro-batch size for both, or divide by the rollout engine's log-probs.",
+            "https://github.com/verl-project/verl/issues/6280, https://github.com/NVIDIA-NeMo/RL/pull/1767",
+            "Fewer than four tensor-parallel ranks, token budgets, and log-probs of the engine as denominator; presets,"
+            " whose runtime never recomputes them.",
+        ),
+        _rule(
             "P3O027",
             "learning-rate-ends-early",
             Severity.WARNING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p3o_launch.importers.configured import FROM_CHECKPOINT, Tree, real, text, whole
+from p3o_launch.importers.log_prob_cut import log_prob_cut
 
 MEGATRON = "policy.megatron_cfg"
 DTENSOR = "policy.dtensor_cfg"
@@ -215,6 +216,8 @@ def _batch(tree: Tree) -> None:
         "policy.dynamic_batching.enabled" if dynamic else "policy.sequence_packing.enabled",
     )
     tree.copy("batch.max_tokens_per_gpu", "policy.sequence_packing.train_mb_tokens", whole)
+    if not (dynamic or packed or tree.draft.extra["true_on_policy_mode"]):
+        log_prob_cut(tree, "policy.logprob_batch_size", "policy.train_micro_batch_size")
     draft.extra.update(
         {
             "sequence_packing": packed,

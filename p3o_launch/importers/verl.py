@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any
 
 from p3o_launch.importers.configured import FROM_CHECKPOINT, Tree, real, text, whole
+from p3o_launch.importers.log_prob_cut import log_prob_cut
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -203,6 +204,10 @@ def _batch(tree: Tree) -> None:
     tree.put("batch.micro_batch_size", whole(micro), f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     if micro is None:
         draft.forget("batch.micro_batch_size")
+    budgets = tree.on(f"{ACTOR}.use_dynamic_bsz") or tree.on(f"{ROLLOUT}.log_prob_use_dynamic_bsz")
+    if not budgets and draft.get("algorithm.use_rollout_logprobs") is False:
+        training = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+        log_prob_cut(tree, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", training)
     world = tree.number("trainer.nnodes", 1) * tree.number("trainer.n_gpus_per_node", 8)
     if draft.extra["backend"] == "fsdp" and tree.on(f"{ACTOR}.use_dynamic_bsz") and world > 1:
         draft.report(

@@ -21,6 +21,9 @@ REPORTED = f"{ROLLOUT}.calculate_log_probs=true"
 FP8 = "policy.megatron_cfg.fp8_cfg"
 ZERO = ("policy.megatron_cfg.model_overrides.attention_dropout=0.0",)
 
+WIDE = f"{ACTOR}.megatron.tensor_model_parallel_size=4"
+NEMO_WIDE = "policy.megatron_cfg.tensor_model_parallel_size=4"
+
 ROWS: list[tuple[str, str, tuple[str, ...], list[str]]] = [
     # dropout: written, or left to a default, in every framework's words
     ("relax", "p3o", ("--hidden-dropout 0.1",), ["P3O011", "P3O201"]),
@@ -57,6 +60,22 @@ ROWS: list[tuple[str, str, tuple[str, ...], list[str]]] = [
         ["P3O402"],
     ),
     ("verl", "", (BYPASS, REPORTED, f"{ROLLOUT}.temperature=0.7"), []),
+    # the denominator recomputed in micro-batches of another size
+    ("verl", "", (WIDE, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4"), ["P3O507"]),
+    ("verl", "", (WIDE, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1"), []),
+    ("verl", "", (WIDE, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4", BYPASS, REPORTED), []),
+    (
+        "verl",
+        "",
+        (WIDE, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4", f"{ROLLOUT}.log_prob_use_dynamic_bsz=true"),
+        [],
+    ),
+    ("verl", "", (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4",), []),
+    ("nemo_rl", "", (NEMO_WIDE, "policy.logprob_batch_size=4"), ["P3O507"]),
+    ("nemo_rl", "", (NEMO_WIDE, "policy.logprob_batch_size=1"), []),
+    ("nemo_rl", "", (NEMO_WIDE, "policy.logprob_batch_size=4", "loss_fn.force_on_policy_ratio=true"), []),
+    ("nemo_rl", "", (NEMO_WIDE, "policy.logprob_batch_size=4", "policy.sequence_packing.enabled=true"), []),
+    ("nemo_rl", "", ("policy.logprob_batch_size=4",), []),
     # two corrections of one mismatch
     ("slime", "", ("--use-rollout-logprobs --use-tis",), ["P3O102"]),
     ("verl", "", (BYPASS, REPORTED, "algorithm.rollout_correction.rollout_is=token"), ["P3O102"]),
