@@ -28,6 +28,7 @@ FAMILIES = (
     "batch",
     "stages",
     "rollout",
+    "evaluation",
     "precision",
     "resources",
     "memory",

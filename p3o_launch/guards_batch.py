@@ -17,7 +17,7 @@ from p3o_launch.guard_tools import (
     nearest,
 )
 from p3o_launch.guards import GuardContext, guard
-from p3o_launch.guards_rollout import length_is_refused
+from p3o_launch.guards_evaluation import length_is_refused
 
 if TYPE_CHECKING:
     pass

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import named
 from p3o_launch.guards import GuardContext, guard
+from p3o_launch.guards_evaluation import length_is_refused
 from p3o_launch.guards_moe import experts_not_divisible, router_out_of_range
 from p3o_launch.guards_resources import logits_memory
-from p3o_launch.guards_rollout import length_is_refused
 from p3o_launch.guards_stages import layers_do_not_fill_stages
 from p3o_launch.guards_topology import query_groups_not_divisible
 from p3o_launch.hardware import find_gpu

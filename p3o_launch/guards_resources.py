@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from p3o_launch.diagnostics import Finding, Severity
 from p3o_launch.guard_tools import ARGUMENTS, actor_env, both, named, printable, shown, up_to, version_of
 from p3o_launch.guards import GuardContext, Rule, guard, register
-from p3o_launch.guards_rollout import length_is_refused
+from p3o_launch.guards_evaluation import length_is_refused
 from p3o_launch.hardware import find_gpu
 from p3o_launch.memory import GIB, LOGITS_COPIES, logits_bytes
 
