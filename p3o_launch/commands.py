@@ -68,7 +68,12 @@ PresetName = Annotated[str, _PRESET]
 OptionalPreset = Annotated[str | None, _PRESET]
 Target = Annotated[str, typer.Option(metavar="builtin|relax", help="What trains: this package, or Relax as a Ray job.")]
 RayAddress = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; local without.")]
+JobsAddress = Annotated[
+    str | None,
+    typer.Option("--ray-address", metavar="URL", help="Jobs server, such as http://HOST:8265; RAY_ADDRESS without."),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")]
+Strict = Annotated[bool, typer.Option("--strict", help="A warning refuses the launch.")]
 ClearProxies = Annotated[bool, typer.Option("--clear-proxies", help="Run without the shell's proxy variables.")]
 
 
@@ -207,7 +212,9 @@ def presets(
     sys.stdout.write(annotated(result))
 
 
-Arm = typer.Argument(metavar="FILE_OR_NAME", autocompletion=completion.complete_preset)
+Arm = typer.Argument(
+    metavar="FILE_OR_NAME", help="Preset file, or a shipped one's name.", autocompletion=completion.complete_preset
+)
 
 
 @app.command()
@@ -269,7 +276,7 @@ def run(
         typer.Option(metavar="RUN", help="Carry on this run, as its record says where no --preset is given."),
     ] = None,
     clear_proxies: ClearProxies = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A warning refuses the launch.")] = False,
+    strict: Strict = False,
 ) -> None:
     """Validate a preset, make a run directory, and train."""
     if preset is not None:
@@ -290,16 +297,17 @@ def submit(
     recipe: Recipe = None,
     set_: Sets = [],  # noqa: B006
     target: Target = "builtin",
-    ray_address: RayAddress = None,
+    ray_address: JobsAddress = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = True,
     clear_proxies: ClearProxies = False,
+    strict: Strict = False,
 ) -> None:
     """Run a preset as a job of an existing Ray cluster."""
     resolve_name(preset)
     from p3o_launch.launch.run_command import submit_preset
 
     overrides = _with_address(set_, recipe, ray_address)
-    raise typer.Exit(submit_preset(preset, profile, overrides, target, wait, clear_proxies))
+    raise typer.Exit(submit_preset(preset, profile, overrides, target, wait, clear_proxies, strict))
 
 
 @app.command("run-resolved", hidden=True)
@@ -378,7 +386,7 @@ def runs_follow(run: Run) -> None:
 
 @runs_app.command("rerun")
 def runs_rerun(run: Run) -> None:
-    """Run a recorded configuration again; warn where code or packages differ."""
+    """Run a recorded configuration again."""
     from p3o_launch.launch.runs_actions import rerun
 
     raise typer.Exit(rerun(run))

@@ -52,7 +52,7 @@ def run_preset(
         raise UsageError("--dry-run has no script for --resume", hint="run the command itself: it writes nothing twice")
     if preset is None:
         if resume is None:
-            raise UsageError("--preset is missing", hint="`p3o-launch presets list` names the shipped ones")
+            raise UsageError("--preset is missing", hint="`p3o-launch presets` names the shipped ones")
         resume = str(recorded_run(resume))
         preset = f"{resume}/resolved.yaml"
     result = _checked(preset, profile, overrides)
@@ -69,10 +69,7 @@ def run_preset(
     found = found or _machine_findings(result, result.preset, target, request, as_job=target == "relax")
     if found:
         return _report(result, found)
-    _without_proxies(job)
-    warned = launch_warnings(result, result.preset)
-    _print_findings(result.source, warned, sys.stdout)
-    if strict and (warned or result.count(Severity.WARNING)):
+    if _warned(result, result.preset, job) and strict:
         return EXIT_FINDINGS
     if target == "relax":
         return Submission(job, jobs_address(job.address)).execute()
@@ -90,10 +87,12 @@ def submit_preset(
     target: str = "builtin",
     wait: bool = True,
     clear_proxies: bool = False,
+    strict: bool = False,
 ) -> int:
     """Run ``preset`` as a job of the Ray cluster that ``cluster.ray_address`` or ``RAY_ADDRESS`` names; the exit code.
 
-    ``wait``: follow the job to its end; without it, return once the job is accepted.
+    ``wait``: follow the job to its end; without it, return once the job is accepted. ``strict``: a warning refuses the
+    launch; what the job itself warns of is in its output.
     """
     result = _checked(preset, profile, overrides)
     if result.has_errors or result.preset is None:
@@ -107,8 +106,19 @@ def submit_preset(
     found = _machine_findings(result, result.preset, target, Request(preset, tuple(overrides)), as_job=True)
     if found:
         return _report(result, found)
-    _without_proxies(job)
+    if _warned(result, result.preset, job) and strict:
+        return EXIT_FINDINGS
     return Submission(job, address, wait).execute()
+
+
+def _warned(result: CheckResult, preset: Preset, job: Job) -> bool:
+    """Print what this machine warns of, in the environment of the launch; whether there was any warning at all."""
+    if job.clear_proxies:
+        for name in PROXIES:
+            os.environ.pop(name, None)
+    warned = launch_warnings(result, preset)
+    _print_findings(result.source, warned, sys.stdout)
+    return bool(warned or result.count(Severity.WARNING))
 
 
 def _checked(preset: str, profile: str | None, overrides: Sequence[str]) -> CheckResult:
@@ -130,12 +140,6 @@ def _machine_findings(
     found = package_findings(result, preset.cluster.runtime_env, preset.logging.output_root, as_job)
     look = asset_findings(result, preset) if target == "relax" else machine_findings(result, preset, request)
     return found or look
-
-
-def _without_proxies(job: Job) -> None:
-    if job.clear_proxies:
-        for name in PROXIES:
-            os.environ.pop(name, None)
 
 
 def _print_findings(source: str, findings: Sequence[LocatedFinding], stream: Any) -> None:

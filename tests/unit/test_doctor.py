@@ -210,10 +210,11 @@ def test_a_dirty_tree_refuses_a_strict_launch_and_no_other(tmp_path: Path) -> No
         assert "P3O704" not in [finding.code for finding in launch_warnings(result, preset)]
         (tmp_path / "code.py").write_text("x = 2\n")
         assert "P3O704" in [finding.code for finding in launch_warnings(result, preset)]
-    done = run("run", "--preset", "on_policy", "--profile", "cpu", "--strict", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "warning P3O704 the working tree at" in done.stdout
-    assert not (tmp_path / "runs").exists()
+    for command in (["run"], ["submit", "--ray-address", "http://127.0.0.1:1"]):
+        done = run(*command, "--preset", "on_policy", "--profile", "cpu", "--strict", cwd=tmp_path)
+        assert done.returncode == 1, done.stderr
+        assert "warning P3O704 the working tree at" in done.stdout
+        assert not (tmp_path / "runs").exists()
 
 
 def test_the_report_counts_every_state() -> None:
