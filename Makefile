@@ -31,8 +31,9 @@ quickstart: $(VENV)/.runtime
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow"
 
+# pyproject.toml leaves the slow ones out of a bare `pytest`.
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m ""
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -47,7 +47,8 @@ def run(directory: Path, preset: str, *settings: str) -> Path:
     """Train; the run directory."""
     done = launch(directory, *command(directory, preset, *settings))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    # Whoever works on the code has uncommitted changes.
+    assert [line for line in done.stdout.splitlines() if " P3O" in line and " P3O704 " not in line] == []
     assert "Traceback" not in done.stderr
     return newest(directory)
 
