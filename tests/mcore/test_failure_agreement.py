@@ -105,13 +105,15 @@ def _with_bad_log_prob(rank: MegatronRank, value: float) -> tuple[list[MicroBatc
 
 
 @contextmanager
-def _bad_logit(rank: MegatronRank, pass_: str) -> Iterator[bool]:
-    """NaN in one logit of a valid token, on the last stage's last TP rank of DP x CP rank 0, in one micro-batch.
+def _bad_logit(rank: MegatronRank, pass_: str, micro_batch: MicroBatch) -> Iterator[bool]:
+    """NaN in one logit of each token of ``micro_batch``, the second, on the last stage's last TP rank of DP rank 0.
 
-    Gives whether this rank's log-probs are spoilt: those of the TP replicas are, through the softmax's sum.
+    On the CP ranks that hold a valid token of it: one may hold nothing but prompt and padding. Gives whether this
+    rank's log-probs are spoilt: those of the TP replicas are, through the softmax's sum.
     """
     groups, calls = rank.groups, [0, 0]
-    here = groups.is_last_stage and groups.dp_rank == 0 and groups.cp_rank == 0
+    valid = bool(forward_inputs(micro_batch, groups.cp).mask.any())
+    here = groups.is_last_stage and groups.dp_rank == 0 and valid
 
     def spoil(module: Any, args: Any, logits: torch.Tensor) -> torch.Tensor:
         training = torch.is_grad_enabled()
@@ -138,7 +140,7 @@ def _attempt(rank: MegatronRank, what: str, objective: Objective) -> Failure:
     if what in ("nan", "inf"):
         micro_batches, saw = _with_bad_log_prob(rank, float(what))
     else:
-        spoiler = _bad_logit(rank, what)
+        spoiler = _bad_logit(rank, what, micro_batches[1])
     before, random_before = weights(rank), rng_state()
     error: NonFiniteRatioError | None = None
     started = time.perf_counter()
