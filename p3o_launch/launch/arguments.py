@@ -14,8 +14,20 @@ from p3o_launch.schema import Preset
 
 
 def resolved_data(preset: Preset) -> dict[str, Any]:
-    """Every field with its value, defaults included. Absent stays absent: for some fields that is a meaning."""
-    return preset.model_dump(mode="json", exclude_none=True)
+    """Every field with its value, defaults included. Absent stays absent: for some fields that is a meaning.
+
+    What is written as null stays so: the author has said that it is off.
+    """
+    data: dict[str, Any] = preset.model_dump(mode="json")
+    return {
+        name: _without_absent(value, getattr(preset, name).model_fields_set) if name in FIELDS else value
+        for name, value in data.items()
+        if value is not None
+    }
+
+
+def _without_absent(group: dict[str, Any], written: set[str]) -> dict[str, Any]:
+    return {field: value for field, value in group.items() if value is not None or field in written}
 
 
 def resolved_yaml(preset: Preset) -> str:

@@ -127,7 +127,7 @@ def find_resumption(preset: Preset, name: str) -> Resumption:
         raise PreflightError(
             f"P3O706 the preset is not the one {directory.name} was started with: {', '.join(changed[:5])} differ "
             "[objective-changed-on-resume]",
-            hint=f"resume with --preset {directory / 'resolved.yaml'}, or start a new run",
+            hint=_remedy(directory, changed),
         )
     checkpoint = latest(directory / "checkpoints")
     missing = _why_none(directory, record) if checkpoint is None else None
@@ -150,6 +150,12 @@ def _why_none(directory: Path, record: RunRecord) -> str | None:
     if recorded_data(directory).get("checkpoint", {}).get("save_interval") is None:
         return "it saves none before its end (checkpoint.save_interval is not set)"
     return None
+
+
+def _remedy(directory: Path, changed: list[str]) -> str:
+    if changed == ["batch.num_rollout"]:
+        return "the learning rate is spread over batch.num_rollout: only at a constant one may a run go on for longer"
+    return f"resume with its own settings: p3o-launch run --resume {word(str(directory))}; or start a new run"
 
 
 def recorded_run(name: str, root: str | Path = "runs") -> Path:

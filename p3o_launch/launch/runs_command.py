@@ -21,12 +21,20 @@ def list_runs(root: str | Path = "runs") -> int:
     runs = list(find_runs(Path(root)))
     if not runs:
         raise UsageError(f"there are no runs below {root}", hint="p3o-launch run --preset on_policy --profile cpu")
-    rows = [_HEAD, *(_row(RunRecord.load(run)) for run in runs)]
+    rows = [_HEAD, *(_row_of(run) for run in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         sys.stdout.write(f"{line}\n")
     return EXIT_OK
+
+
+def _row_of(run: Path) -> tuple[str, ...]:
+    """One damaged record hides no other run."""
+    try:
+        return _row(RunRecord.load(run))
+    except UsageError:
+        return (run.name, run.parents[1].name, run.parent.name.removeprefix("seed_"), "unreadable", "-", "", "")
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:

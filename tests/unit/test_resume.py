@@ -8,10 +8,11 @@ import shutil
 
 import pytest
 import yaml
-from run_support import TEXTS, Prompts, Ranks, tiny_preset
+from run_support import TEXTS, TINY, Prompts, Ranks, tiny_preset
 
 from p3o_launch.check import check_file
 from p3o_launch.errors import NonFiniteRatioError, PreflightError, UsageError
+from p3o_launch.launch.arguments import data_of, resolved_arguments, resolved_data, resolved_yaml
 from p3o_launch.launch.preset_run import PresetRun
 from p3o_launch.launch.record import RunRecord, process_facts
 from p3o_launch.launch.resume import changed_settings, find_resumption
@@ -267,3 +268,23 @@ def test_a_run_that_another_process_took_just_now_is_named_with_it(job, broken):
     RunRecord.load(broken).update(status="running", **process_facts())
     with pytest.raises(UsageError, match=f"still runs, as process {os.getpid()}"):
         mine.execute()
+
+
+def test_a_longer_run_at_a_rate_that_decays_is_refused_with_the_reason(job, broken):
+    with pytest.raises(PreflightError, match="P3O706") as caught:
+        job(Ranks(), resume=broken.name, batch={"num_rollout": 6})
+    assert "spread over batch.num_rollout" in caught.value.hint
+
+
+def test_a_resumed_run_warns_of_nothing_the_first_one_did_not(tmp_path, monkeypatch, capsys):
+    """``resolved.yaml`` holds every default, and keeps what the author wrote as off."""
+    text = (TINY.read_text()).replace("evaluation: {", "evaluation: {interval: null, ")
+    text = text.replace("interval: null, interval: null, ", "interval: null, ")
+    (tmp_path / "mine.yaml").write_text(text)
+    first = check_file(str(tmp_path / "mine.yaml"))
+    assert first.findings == ()
+    (tmp_path / "resolved.yaml").write_text(resolved_yaml(first.preset))
+    assert check_file(str(tmp_path / "resolved.yaml")).findings == ()
+    again = check_file(str(tmp_path / "resolved.yaml")).preset
+    assert resolved_data(again) == resolved_data(first.preset)
+    assert data_of(resolved_arguments(first.preset)) == resolved_data(first.preset)

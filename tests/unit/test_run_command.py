@@ -259,6 +259,11 @@ def test_runs_list_and_show_say_what_ran_and_how_to_run_it_again(start, tmp_path
     assert "reward 0.500 -> 0.500" in "\n".join(shown)
     with pytest.raises(UsageError, match="no runs below"):
         list_runs(tmp_path / "nothing")
+    start()
+    (run / "run.json").write_text("{")
+    assert list_runs(tmp_path / "runs") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(row[3] for row in rows) == ["succeeded", "unreadable"]
 
 
 def test_the_second_signal_forces_the_end():

@@ -340,9 +340,15 @@ def test_arguments_are_one_line_each_say_every_setting_and_are_read_back():
 
 def test_an_absent_value_stays_absent():
     assert "attention_dropout" in resolved_data(tiny_preset())["model"]
-    preset = tiny_preset()
-    bare = preset.model_copy(update={"model": preset.model.model_copy(update={"attention_dropout": None})})
-    assert "attention_dropout" not in resolved_data(bare)["model"]
+    data = resolved_data(tiny_preset())
+    del data["model"]["attention_dropout"]
+    assert "attention_dropout" not in resolved_data(Preset.model_validate(data))["model"]
+
+
+def test_what_is_written_as_null_stays_null():
+    data = resolved_data(tiny_preset(evaluation={"interval": None}))
+    assert data["evaluation"]["interval"] is None
+    assert resolved_data(Preset.model_validate(data)) == data
 
 
 def test_the_runs_directory_stands_where_relax_writes():

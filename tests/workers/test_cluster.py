@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from pathlib import Path
 
 import psutil
@@ -10,7 +12,7 @@ import pytest
 
 from p3o_launch.errors import RunError
 from p3o_launch.runtime.workers import cluster as module
-from p3o_launch.runtime.workers.cluster import Cluster, _no_proxy
+from p3o_launch.runtime.workers.cluster import Cluster, _no_proxy, require_answer
 from p3o_launch.runtime.workers.processes import cluster_processes
 
 
@@ -69,6 +71,7 @@ def test_settings_for_the_local_cluster_do_not_reach_a_cluster_that_exists(monke
 
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(module, "require_answer", lambda address: None)
     monkeypatch.delenv("RAY_AUTH_MODE")
     with pytest.raises(RunError, match=r"cannot connect to the Ray cluster at ray://x:1: nobody there$"):
         module.Cluster.connect("ray://x:1", plan)
@@ -97,3 +100,15 @@ def test_a_cluster_that_comes_up_too_slowly_is_tried_once_more(monkeypatch, plan
     monkeypatch.setattr(Cluster, "start_local", lambda plan: (_ for _ in ()).throw(RunError("never")))
     with pytest.raises(RunError, match="never"):
         Cluster.start(plan)
+
+
+def test_an_address_where_nothing_listens_is_said_at_once():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = time.monotonic()
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "127.0.0.1:99999"):
+        with pytest.raises(RunError, match="no Ray cluster answers at"):
+            require_answer(address)
+    assert time.monotonic() - started < 10
+    require_answer("auto")

@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from p3o_launch.runtime.workers.watchdog import Watchdog
 OBJECT_STORE_BYTES = 256 * 2**20
 SHUTDOWN_S = 10.0
 KILL_GRACE_S = 3.0
+ANSWER_S = 10.0
 START_ATTEMPTS = 2
 _INSIDE_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SERVERS = ("gcs_server", "raylet")
@@ -81,6 +83,7 @@ class Cluster:
         # Inside a job, Ray has applied the preset's environment to the whole job already.
         own = {} if _INSIDE_JOB in os.environ else plan.preset.cluster.runtime_env
         runtime_env = packed_env(own, plan.preset.logging.output_root)
+        require_answer(address)
         with _as_run_error(f"cannot connect to the Ray cluster at {address}"):
             ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, configure_logging=False)
         return cls(address=address, local=False)
@@ -148,6 +151,23 @@ class Cluster:
         if self._watchdog is not None:
             self._watchdog.dismiss()
         os.environ.pop(MARK_VARIABLE, None)
+
+
+def require_answer(address: str) -> None:
+    """Raise RunError when nothing listens at ``address``: Ray itself would try again for a quarter of an hour.
+
+    ``HOST:PORT`` or ``ray://HOST:PORT``; a name such as ``auto`` is Ray's to resolve.
+    """
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise RunError(
+            f"no Ray cluster answers at {address}: {error}",
+            hint="give the address that `ray start --head` printed, HOST:6379 unless another port was chosen",
+        ) from error
 
 
 def _local_environment(mark: str) -> dict[str, str]:
