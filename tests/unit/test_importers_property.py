@@ -98,6 +98,10 @@ WORDS = st.one_of(VALUES, st.sampled_from(NAMES), st.sampled_from(NAMES).map(lam
 PATHS = ["policy", "policy.generation", "grpo", "loss_fn", "policy.megatron_cfg", "cluster", "a..b", "", "defaults"]
 
 
+for _framework, _text in CLEAN.items():  # the limit is on judging, not on importing what judges
+    lint_text(_text, Request(_framework), "launch.txt")
+
+
 def examine(framework: str, text: str, **request: Any) -> None:
     """Lint twice (the configuration's own terms, and as P3O) and look at every finding."""
     for target in (None, "p3o"):
